@@ -14,9 +14,10 @@ from netfold.fabric import validity
 from netfold.fabric.graph import MAX_PORT, Engine, Fabric, FabricError, Host, Link, Role, Switch
 
 PATH_MTU: Final = 4096
-"""Path MTU of a generated fabric, whose links carry either: what costs the processor least a byte, on both engines."""
+"""Path MTU of a generated fabric, whose links carry either: the one that costs the processor least per byte, on both
+engines."""
 MOST_HOSTS: Final = 254
-"""Hosts of a switch at most: they share the first three bytes of their addresses."""
+"""Most hosts of a switch: they share the first three bytes of their addresses."""
 
 
 class Faults(TypedDict, total=False):
@@ -32,7 +33,7 @@ class FabricOptions(Faults, total=False):
     """Settings of a generated fabric of any topology; `assemble` has the defaults."""
 
     rate: str | None
-    """Rate in tc's units, such as ``1gbit``, of every link whose rate the topology does not say; None: not limited."""
+    """Rate in tc's units, such as ``1gbit``, of links without a rate in the topology; None: not limited."""
     seed: int
     """Seed of the injected faults."""
     engine: Engine
@@ -41,9 +42,9 @@ class FabricOptions(Faults, total=False):
     rundir: Path | None
     """Folder in which all gRPC addresses are unix sockets; None: ``base_port``."""
     base_port: int
-    """The job service's TCP port on 127.0.0.1; the switches have those after it."""
+    """The job service's TCP port on 127.0.0.1; the switches have the following ports."""
     rdma: bool
-    """Whether all hosts have a NIC for RDMA."""
+    """True if all hosts have a NIC for RDMA."""
 
 
 class Site(NamedTuple):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every switch of a folded Clos reaches, by which of its links, in what is left of the fabric.
+"""The destinations that every switch of a folded Clos reaches, and through which links, in the live part of the fabric.
 
 Sets of leaves, and of the switches above them, are whole numbers with a bit for each member: unions and differences for
 a thousand leaves are single operations, and all switches of a fabric of five hundred are gone through in milliseconds.
 
     Climbs    the whole fabric: tiers, links up and down, numbers
-    LeafSets     what is left of it: what lies below each switch, and what it reaches when it climbs
+    LeafSets     its live part: the leaves below each switch, and those that it reaches by climbing
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
 MOST_AROUND: Final = 8
-"""Next hops at most of a switch that can only send packets down and up again, around what is dead."""
+"""Most next hops of a switch that can only send packets down and up again, around a failure."""
 
 
 class Adjacency(NamedTuple):
@@ -84,8 +84,8 @@ class Climbs:
 
     @cached_property
     def is_regular(self) -> bool:
-        """Whether one climb leads from every switch to each one above it, and two leaves that have a switch of a tier
-        in common have all of that tier in common that either has."""
+        """True if one climb leads from every switch to each one above it, and any two leaves that share a switch of a
+        tier share all switches of that tier that either reaches."""
         above: dict[str, Counter[str]] = {}
         for switch in reversed(self.rising):
             ways = above[switch] = Counter()
@@ -112,10 +112,10 @@ class Climbs:
 
 
 class LeafSets:
-    """What is left of a fabric.
+    """The live part of a fabric.
 
     links     numbers of the links that are up, `Fabric.graph`'s
-    switches  those that are up
+    switches  the switches that are up
     """
 
     def __init__(self, climbs: Climbs, links: Collection[int], switches: Collection[str]) -> None:
@@ -142,7 +142,7 @@ class LeafSets:
         self.above: dict[str, int] = {}
         """Numbers of the switches that a switch reaches upwards."""
         self._reached: dict[str, list[int]] = {}
-        """Leaves that a switch reaches, by the number of tiers that it climbs for that at most."""
+        """Leaves that a switch reaches, by the greatest number of tiers that it climbs for that."""
         for switch in reversed(self._alive):
             above, reached = 0, [self.below[switch]]
             for line in self.up[switch]:
@@ -197,7 +197,7 @@ class LeafSets:
         return tuple(sorted(line.hop for line in lines if distance[line.hop.node] < distance[switch])[:MOST_AROUND])
 
     def lowest(self, names: int) -> int:
-        """Those of some switches, by number, that are of the lowest tier."""
+        """The switches of the lowest tier, among some switches, by number."""
         return next((found for tier in sorted(self.climbs.names_of_tier)
                      if (found := names & self.climbs.names_of_tier[tier])), 0)
 

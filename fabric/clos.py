@@ -142,7 +142,7 @@ def tiers(graph: nx.MultiGraph[str]) -> dict[str, int]:
 
 
 def is_clos(graph: nx.MultiGraph[str]) -> bool:
-    """Whether this is a folded Clos of at most three tiers: links join neighbouring tiers, and every two leaves have a
+    """True if this is a folded Clos of at most three tiers: links join neighbouring tiers, and every two leaves have a
     switch above both.  In such a graph no path is shorter than one that climbs and comes down."""
     tier = tiers(graph)
     if max(tier.values(), default=1) > 3 or any(

@@ -24,7 +24,7 @@ RUN: Final = "/run/netfold"
 FILE: Final = "/etc/netfold/fabric.toml"
 """The fabric file, as the controller's container sees it."""
 GATEWAY: Final = "169.254.1.1"
-"""What hosts take for their gateway, whose MAC address is their leaf's."""
+"""The address that hosts use as their gateway; its MAC address is their leaf's."""
 CONTROLLER: Final = "controller"
 _MACHINE: Final = {CONTROLLER: "the controller's container has it", "host": "it means the machine itself",
                    "mgmt-net": "it means the management network", "macvlan": "it means an interface of the machine"}
@@ -34,7 +34,7 @@ RESERVED: Final[dict[str, dict[str, str]]] = {
 }
 """For each form of export: the names that no node may have, and why."""
 IMAGE: Final = "netfold:latest"
-"""The image of all containers: one in which NetFold is installed, with iproute2 and Mininet; yours to build."""
+"""The image of all containers.  Users build it: it needs NetFold, iproute2 and Mininet."""
 
 
 def with_shared_sockets(fabric: Fabric) -> Fabric:
@@ -112,7 +112,7 @@ def _check(fabric: Fabric, form: str) -> None:
 
 
 def _containers(fabric: Fabric) -> dict[str, dict[str, Any]]:
-    """What runs in each container: its command, commands after its cables are there, folders and variables."""
+    """The processes of each container: its command, commands to run once its cables exist, folders and variables."""
     shared = f"run:{RUN}"
     leaf_macs, gateways = {s.name: s.mac for s in fabric.switches}, fabric.leaf_of()
     ports: dict[str, list[int]] = {node.name: [] for node in fabric.nodes}

@@ -95,7 +95,7 @@ class Family(NamedTuple):
     example: str
     numbers: str
     options: Mapping[str, tuple[str, Callable[[str], Any]]]
-    """Name -> form of the value, and what reads it; it raises FabricError."""
+    """Name -> form of the value, and its parser, which raises FabricError."""
 
 
 _UPLINKS: Final = ("[Nx][RATE]:...", uplinks)

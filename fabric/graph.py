@@ -65,11 +65,11 @@ class Switch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """IPv4 address of this switch as an end point of RoCE packets between switches."""
     mac: str
     p4runtime_ca: str | None = None
-    """For this switch instead of the fabric's, as are the next two."""
+    """Overrides the fabric's CA certificate, as the next two fields override the fabric's."""
     p4runtime_certificate: str | None = None
     p4runtime_key: str | None = None
     place: tuple[int, int] | None = None
-    """Row and column, from 0, in a mesh or torus, whose neighbouring places are linked; None: it is in none."""
+    """Row and column, from 0, in a mesh or torus, whose neighbouring places are linked; None: it is in no mesh."""
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,7 +79,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str
     mac: str
     rdma: bool = False
-    """Whether it has a NIC for RDMA, with whose queue pairs a rank may fold, and so a fold address."""
+    """True if it has a NIC for RDMA, whose queue pairs let a rank fold; it then has a fold address."""
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,17 +109,18 @@ DEFAULT_TENANT: Final = "default"
 
 
 class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who may start jobs, and how much they may take; every job belongs to one tenant."""
+    """A group of users that may start jobs, with its limits; every job belongs to one tenant."""
 
     name: str
     token_file: str | None = None
     """File of mode 0600 with the token by which its ranks join; the tenant "default" has ``job_token_file``."""
     slots: int | None = None
-    """Most slots that all its jobs together may hold on any one switch; None: as many as there are."""
+    """Most slots that all its jobs together may hold on any one switch; None: no limit."""
     jobs: int | None = None
-    """Most jobs at once, including those that gather; None: not limited."""
+    """Most jobs at once, including those that still wait for ranks; None: no limit."""
     priority: int = 0
-    """Where slots are short, a job of a higher priority takes them from jobs of a lower one, which go on unfolded."""
+    """If slots are short, a job of a higher priority takes them from jobs of a lower one, which continue without
+    folding."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -135,7 +136,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     """Seed of the injected faults: the same seed hits the same packets."""
     faults: bool = False
-    """Whether the switches' program can inject faults though no link has any, so that `netfold fault` can."""
+    """True if the switches' program can inject faults even if no link has any, so that `netfold fault` can."""
     probe: float = 0.5
     """Seconds between probes of every link between switches; 0: links are not probed."""
     misses: int = 5
@@ -143,36 +144,38 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lease: float = 15.0
     """Seconds within which each rank must have registered (Watch) after its plan, or it counts as lost."""
     steady: float = 2.0
-    """Hold-down time: seconds that a switch or link must have been up again before running jobs move back to it."""
+    """Hold-down time: seconds that a switch or link must have been up again before running jobs return to it."""
     operator_token_file: str | None = None
-    """File of mode 0600 with the token that may do everything; it must be there if any other token is."""
+    """File of mode 0600 with the token that permits everything; required if there is any other token."""
     job_token_file: str | None = None
-    """File with the token by which ranks join, for those of no tenant of their own."""
+    """File with the token by which ranks of no particular tenant join."""
     viewer_token_file: str | None = None
-    """File with the token that may look: status, metrics and page."""
+    """File with the token that permits reading: status, metrics and page."""
     certificate: str | None = None
     """PEM file of the job service's certificate; with ``key``, the file of its private key, the service uses TLS."""
     key: str | None = None
     client_ca: str | None = None
-    """PEM file of the certificates that sign those of ranks and operators, who need one then; None: they need none."""
+    """PEM file of the certificates that sign those of ranks and operators, which they must then have; None: they need
+    none."""
     p4runtime_ca: str | None = None
-    """PEM file of the certificates that sign those of the switches: P4Runtime is TLS then, at ``host:port``."""
+    """PEM file of the certificates that sign those of the switches; P4Runtime then uses TLS, at ``host:port``."""
     p4runtime_certificate: str | None = None
     """PEM file of the certificate that the controller shows the switches, with ``p4runtime_key``; None: none."""
     p4runtime_key: str | None = None
     fabric_key_file: str | None = None
-    """File, for the controller's user alone, of the fabric key, which seals what ranks hold for the controller; None:
-    one in $XDG_STATE_HOME/netfold.  It is made at the first start."""
+    """File, for the controller's user alone, of the fabric key, which seals the data that ranks keep for the
+    controller; None: a file in $XDG_STATE_HOME/netfold.  It is created at the first start."""
     standby: str | None = None
     """gRPC address at which the standby serves jobs once the controller has died (`netfold up --standby`); None: there
     is none."""
     grace: float = 30.0
-    """Seconds after its start for which a controller keeps what it finds on the switches of jobs that it does not know,
-    and waits for their ranks to register."""
+    """Seconds after its start for which a controller keeps the switches' state of jobs that it does not know, and waits
+    for their ranks to register."""
     metrics: str | None = None
     """``host:port`` of the controller's web page and of its metrics for Prometheus; None: neither."""
     state: str | None = None
-    """File in which the controller stores what operators have drained, across its restarts; None: not stored."""
+    """File in which the controller stores which switches and links are drained, across its restarts; None: not
+    stored."""
 
 
 class Fabric(Settings, frozen=True, kw_only=True, dict=True):
@@ -185,8 +188,7 @@ class Fabric(Settings, frozen=True, kw_only=True, dict=True):
 
     @property
     def faulty(self) -> bool:
-        """Whether faults are injected on any link, or may be: the program can do that only where it is compiled
-        in."""
+        """True if faults are injected on any link, or may be: the program supports that only if it is compiled in."""
         return self.faults or any(getattr(link, fault) for link in self.links for fault in FAULTS)
 
     @property
@@ -279,18 +281,18 @@ class Fabric(Settings, frozen=True, kw_only=True, dict=True):
 
 
 class Up(NamedTuple):
-    """What of a fabric is up: switches and hosts by name, links by number."""
+    """The live part of a fabric: switches and hosts by name, links by number."""
 
     nodes: frozenset[str]
     links: frozenset[int]
 
     @classmethod
     def of(cls, graph: nx.MultiGraph[str]) -> Up:
-        """What a graph as of `Fabric.graph` has."""
+        """All nodes and links of a graph made by `Fabric.graph`."""
         return cls(frozenset(graph), frozenset(number for *_, number in graph.edges(keys=True)))
 
     def graph(self, fabric: Fabric) -> nx.MultiGraph[str]:
-        """What is left of the fabric's graph."""
+        """The live part of the fabric's graph."""
         graph = fabric.graph()
         graph.remove_edges_from([edge for edge in graph.edges(keys=True) if edge[2] not in self.links])
         graph.remove_nodes_from([node for node in graph if node not in self.nodes])

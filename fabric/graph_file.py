@@ -44,7 +44,7 @@ from netfold.fabric.validity import count as count_of
 from netfold.fabric.validity import validate
 
 LONGEST_NAME: Final = 8
-"""Characters of a node's name at most, so that NAME-eth509 is an interface's."""
+"""Most characters of a node's name, so that NAME-eth509 fits an interface's name."""
 
 
 def load(path: Path, **options: Unpack[FabricOptions]) -> Fabric:
@@ -190,7 +190,7 @@ def _node_link(content: bytes) -> nx.Graph[Any]:
 READERS: Final[dict[str, Callable[[bytes], Any]]] = {
     ".graphml": _graphml, ".gml": _gml, ".json": _node_link, ".edges": _edges,
 }
-"""What reads a graph, by the end of its file's name."""
+"""Readers of graphs, by the end of the file's name."""
 
 
 def _names(kinds: Mapping[Any, str], labels: Mapping[Any, str]) -> dict[Any, str]:
@@ -205,7 +205,7 @@ def _names(kinds: Mapping[Any, str], labels: Mapping[Any, str]) -> dict[Any, str
     used: set[str] = set()
     numbers = {"switch": count(1), "host": count(1)}
     others: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(2))
-    """What comes behind names that several nodes would have, by name: each number is tried once."""
+    """Suffixes for a name that several nodes would have, by name: each number is tried once."""
     for node, kind in kinds.items():
         plain = unicodedata.normalize("NFKD", labels[node])
         base = re.sub(r"[^A-Za-z0-9]|^[^A-Za-z]+", "", re.sub(r"[^\x00-\x7f]", "", plain))[:LONGEST_NAME]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each path of each pair of leaves is to carry, planned for all pairs of a step together.
+"""The share of each path of each pair of leaves, planned for all pairs of a step together.
 
 In a Clos, paths of different pairs share links evenly if each pair uses its own evenly.  In a mesh or torus they do
 not: the links in the middle of many pairs' paths would be the busiest.  Here the paths' shares put the least load on
 the busiest link, to within a few per cent, by multiplicative weights (Plotkin, Shmoys and Tardos, 1995; Garg and
-Könemann, 2007): each link has a price that rises steeply with its load, and each pair moves what it sends from dear
+Könemann, 2007): each link has a price that rises steeply with its load, and each pair moves its traffic from expensive
 paths to cheap ones.
 """
 
@@ -20,18 +20,19 @@ Pair = tuple[str, str]
 """Source leaf and destination leaf."""
 
 ROUNDS: Final = 300
-"""Rounds of prices and moves at most; the best shares of all rounds count."""
+"""Most rounds of prices and moves; the best shares of all rounds count."""
 FRUITLESS: Final = 120
-"""Rounds after which it is enough, where none of them took a thousandth off the busiest link."""
+"""Rounds without a gain of a thousandth on the busiest link, after which the search ends."""
 STEEP: Final = 4.0
 """Exponent of the first round's prices, in logarithms of the number of links; each round adds ``STEEPER``."""
 STEEPER: Final = 0.5
 MOVE: Final = 0.3
-"""How fast a share shrinks on a path that is dearer by the dearest link's price than its pair's cheapest one."""
+"""Rate at which a share shrinks on a path whose price exceeds that of its pair's cheapest path by the most expensive
+link's price."""
 LEAST_GAIN: Final = 0.01
 """Part of the busiest link's load that planning together must take off."""
 GRAIN: Final = 64
-"""Shares are whole numbers that add up to so many: a path that would carry less than half of one carries nothing."""
+"""Sum of the shares, which are whole numbers: a path that would carry less than half of one carries nothing."""
 
 
 def joint_shares(graph: PathGraph, demands: Mapping[Pair, int]) -> dict[Pair, list[Fraction]]:

@@ -22,11 +22,11 @@ from netfold.disk import files
 from netfold.fabric.graph import FabricError
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}(@[A-Za-z0-9][A-Za-z0-9._-]{0,62})?", re.ASCII)
-"""Names of machines, USER@NAME too: no sign that a shell or an option parser takes for anything else."""
+"""Names of machines, USER@NAME too, without characters that are special to a shell or an option parser."""
 MOST: Final = 256
-"""Machines of a fabric at most."""
+"""Most machines of a fabric."""
 MOST_BYTES: Final = 1 << 20
-"""Bytes of such a list at most, comments too."""
+"""Most bytes of such a list, comments included."""
 
 
 @dataclass(frozen=True)

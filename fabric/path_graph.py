@@ -42,7 +42,7 @@ class Hop(NamedTuple):
 
 
 Path = tuple[Hop, ...]
-"""Hops from the source's leaf to the destination's leaf; empty where they are the same leaf."""
+"""Hops from the source's leaf to the destination's leaf; empty if they are the same leaf."""
 
 
 class Way(NamedTuple):
@@ -143,7 +143,7 @@ class PathGraph(ABC):
         return self._ways[source, destination]
 
     def reaches(self, source: str, destination: str) -> bool:
-        """Whether a live path leads from one leaf to another, or they are the same one."""
+        """True if a live path leads from one leaf to another, or they are the same one."""
         try:
             return source == destination or bool(self.ways(source, destination))
         except PathError:
@@ -161,7 +161,7 @@ class PathGraph(ABC):
             return ()
 
     def weights(self, paths: Sequence[Path]) -> list[Fraction]:
-        """What each path carries if only these paths are used: their max-min fair rates, in bit/s.
+        """The rates, in bit/s, of paths that are the only ones in use: their max-min fair rates.
 
         Two tiers: the slower of uplink and downlink.  Three tiers: paths that share an agg share its link.  Because
         there paths of one pair of leaves share links in nested groups, these rates add up to the pair's maximum flow;
@@ -173,10 +173,10 @@ class PathGraph(ABC):
         return list(known)
 
     def shares(self, demands: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], list[Fraction]]:
-        """What each path of each pair of leaves is to carry, in any unit of the pair, where all pairs send at once.
+        """The share of each path of each pair of leaves, in any unit of the pair, when all pairs send at once.
 
         demands  bytes that each pair of different leaves sends
-        Raises PathError where a pair has no live path.
+        Raises PathError if a pair has no live path.
         """
         return {pair: self.weights(self.paths(*pair)) for pair in demands}
 

@@ -138,7 +138,7 @@ PLANNERS: Final[dict[PlannerName, Planner]] = {"fewest_pieces": fewest_pieces, "
 
 
 class Flow(NamedTuple):
-    """What one host sends to another in one step of a collective; ``size`` in bytes."""
+    """The traffic from one host to another in one step of a collective; ``size`` in bytes."""
 
     source: str
     destination: str
@@ -171,7 +171,7 @@ class CutGroup(NamedTuple, Generic[Leaf]):
     source: Leaf
     destination: Leaf
     shares: Sequence[Share]
-    """What each path between the two leaves is to carry; one for the empty path, where they are the same leaf."""
+    """The share of each path between the two leaves; one share, of the empty path, if they are the same leaf."""
     cuts: list[Cut]
     """With the flows' numbers in the step, and the paths' numbers in ``shares``."""
 

@@ -14,9 +14,10 @@ from typing import Final
 SLOTS: Final = 16384
 """Slots of one switch: SLOTS of p4src/sizes.p4."""
 DRAWS: Final = 64
-"""Random draws of a number before the free ones are looked for one by one."""
+"""Random draws of a number before free numbers are searched one by one."""
 RESTING: Final = 1 << 16
-"""Released connections that are not drawn again yet: those of some thousand jobs, whose last packets are long gone."""
+"""Released connections that are not drawn again yet: those of some thousand jobs, whose last packets have long left the
+network."""
 
 
 class Exhausted(Exception):

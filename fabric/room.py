@@ -17,7 +17,7 @@ from netfold.wire import roce
 ROUTES: Final = 4096
 LEAVES: Final = 4096
 TCP_PATHS: Final = roce.TCP_SAME_PATH - 1
-"""Paths that TCP's ports have names for; UDP's have twice as many."""
+"""Number of paths that TCP's ports can name; UDP's can name twice as many."""
 
 
 def check(fabric: Fabric) -> None:

@@ -41,11 +41,11 @@ class ShortestPaths(PathGraph):
             self._near[a][b].append(Hop(number, a, b))
             self._near[b][a].append(Hop(number, b, a))
         self._side_by_side = max((len(hops) for near in self._near.values() for hops in near.values()), default=1)
-        """Most links side by side: as many paths may have the same switches."""
+        """Most parallel links between two neighbours: as many paths may have the same switches."""
         self._distances: dict[str, dict[str, int]] = {}
         self._choices: dict[tuple[str, str], list[Way]] = {}
         self._next: dict[tuple[str, str, str, int], Hop] = {}
-        """(switch, where to, name, layer) -> the hop there of all paths of this name, which those of many sources
+        """(switch, destination, name, layer) -> the next hop of all paths of this name, which paths of many sources
         share."""
         self._rings: dict[str, dict[int, list[str]]] = {}
         self._choice_at: dict[tuple[str, str], bool] = {}

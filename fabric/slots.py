@@ -21,36 +21,36 @@ from netfold.wire import roce
 
 DATA_SLOTS: Final = {1024: 1024, 4096: 512}
 """Path MTU -> data slots of a job on a switch of softswitch, for all its trees: half of them are in flight, 0.5 MiB or
-1 MiB.  More fill caches, and fewer packets of 4096 bytes leave super-packets half empty."""
+1 MiB.  More slots fill the caches; with fewer slots, packets of 4096 bytes leave super-packets half empty."""
 AGREEMENT_BYTES: Final = 1 << 17
-"""Payload bytes of the slots of one agreement stream there."""
+"""Payload bytes of the slots of one agreement stream on softswitch."""
 BMV2_QUEUE: Final = 64
 """Packets in an egress queue of BMv2, of whatever length; P4Runtime cannot make it longer."""
 BMV2_DATA_BYTES: Final = 1 << 17
-"""Payload bytes of the data slots of one tree there, as far as BMV2_QUEUE packets have them; half are in flight.  With
-twice as many, at 4096 bytes a packet, operations at 10 Mb/s took up to 1.9 times as long."""
+"""Payload bytes of the data slots of one tree on BMv2, as far as BMV2_QUEUE packets have them; half are in flight.
+With twice as many, at 4096 bytes a packet, operations at 10 Mb/s took up to 1.9 times as long."""
 MAX_GROUP: Final = 4095
 """BMv2 accepts multicast groups 1..4095."""
 EPOCHS: Final = 2**31 - 1
-"""Epochs are 1..2**31-1, of the program's 32 bits, so that one fits an int32 of a message between ranks; 0 marks a slot
-that was never used."""
+"""Greatest epoch: 31 of the program's 32 bits, so that an epoch fits an int32 of a message between ranks.  Epochs begin
+at 1; 0 marks a slot that was never used."""
 FLOWS: Final = 16384
 """Flows of one switch, each the state of one sender of one stream: FLOWS of p4src/sizes.p4."""
 MIN_CONNECTION: Final = 1
 """A connection is a run of queue pairs, one for each operation; queue pairs 0 and 1 are reserved by InfiniBand."""
 MAX_CONNECTION: Final = 2 ** (24 - roce.OPERATION_BITS) - 1
 SOURCE_PORTS: Final = range(0xC000, roce.PATH_PORT)
-"""UDP source ports that are drawn: of the ephemeral ones, which RoCEv2 (annex A17.9.3) recommends, those that name no
-paths, which queue pairs between ranks are bound to."""
+"""UDP source ports that are drawn: the ephemeral ones, which RoCEv2 (annex A17.9.3) recommends, without those that name
+paths, which are for queue pairs between ranks."""
 
 
 Kind = Literal["data", "agreement"]
-"""What a stream carries: the data, or the agreement of the ranks (on block exponents) before it."""
+"""The contents of a stream: the data, or the ranks' preceding agreement on block exponents."""
 
 
 def operation_of(kind: Kind, lane_bits: int) -> roce.LaneOperation:
-    """What switches do with the packets of RC ranks on a stream of this kind, in a job with lanes of this width: their
-    queue pairs, which their NICs number, do not say it."""
+    """The lane operation of RC ranks' packets on a stream of this kind, in a job with lanes of this width.  Their queue
+    pairs do not show it, since the NICs number them."""
     if kind == "agreement":
         return roce.LaneOperation.MAX32
     return {32: roce.LaneOperation.SUM32, 16: roce.LaneOperation.SUM16, 8: roce.LaneOperation.SUM8}[lane_bits]
@@ -73,8 +73,8 @@ class Sizes:
     quota: int = SLOTS // 2
     """Most slots of any one switch that one job may hold: a job with many trees gets smaller ranges."""
     together: int = SLOTS
-    """Most data slots of all trees of a job together: its machines' links need so many packets in flight.  More would
-    only take cache memory, at switches for the slots' words and at hosts for packets that may be sent again."""
+    """Most data slots of all trees of a job together: the packets in flight that its machines' links need.  More would
+    only take cache memory: at switches for the slots' words, and at hosts for packets that may be sent again."""
 
     def most_trees(self, groups: int) -> int:
         """Trees at most of a job whose ranks fold in so many groups, each of which has all of them: half as many where
@@ -90,7 +90,7 @@ class Sizes:
 
 
 def sizes_of(engine: Engine, path_mtu: int) -> Sizes:
-    """What streams get on an engine: by bytes rather than packets, since links and caches count those."""
+    """Sizes of streams on an engine: in bytes rather than packets, since links and caches count bytes."""
     if engine == "bmv2":
         data = min(BMV2_QUEUE, BMV2_DATA_BYTES // path_mtu)
         return Sizes(data=data, agreement=16, together=2 * data)
@@ -100,14 +100,14 @@ def sizes_of(engine: Engine, path_mtu: int) -> Sizes:
 
 @dataclass(frozen=True)
 class RcEnd:
-    """What the NIC of an RC rank has chosen for one stream (`wire.jobs.QueuePairs`)."""
+    """The values that an RC rank's NIC has chosen for one stream (`wire.jobs.QueuePairs`)."""
 
     out_qp: int
     """Number of the queue pair whose packets are contributions."""
     in_qp: int
     """Number of the queue pair that takes results."""
     address: int
-    """Where offset 0 of the region lies into which results are written; 0 where they are sent."""
+    """Address of offset 0 of the region into which results are written; 0 if results are sent."""
     rkey: int
 
 
@@ -133,7 +133,7 @@ class Stream:
     psn: int
     connections: tuple[int, ...]
     source_ports: tuple[int, ...]
-    """UDP source ports of the ranks' contributions: no two jobs, nor two ranks, have the same one of a host."""
+    """UDP source ports of the ranks' contributions: no two jobs and no two ranks share one on a host."""
     udp_ports: tuple[int, ...]
     """UDP ports at which the ranks receive (``Join.udp_port``)."""
     bases: Mapping[str, int]
@@ -149,7 +149,7 @@ class Stream:
     rc_ranks: tuple[int, ...] = ()
     """Places in ``ranks`` of the RC ranks, in ascending order."""
     rc: Mapping[int, RcEnd] = field(default_factory=dict)
-    """What RC ranks' NICs have chosen, by place in ``ranks``; empty until all of them have connected."""
+    """Place in ``ranks`` -> the values chosen by that RC rank's NIC; empty until all RC ranks have connected."""
 
     def successor(self, place: int) -> int:
         """The place of the rank to which the one at ``place`` addresses its contributions."""
@@ -187,7 +187,8 @@ class Holding:
 
 
 def holdings(streams: Iterable[Stream]) -> dict[str, Holding]:
-    """What these streams hold on each switch of their trees, with the connections of all that fold there."""
+    """The resources that these streams hold on each switch of their trees, with the connections of all that fold
+    there."""
     found: dict[str, list[Holding]] = {}
     for stream in streams:
         numbers = frozenset((*stream.used_connections(), *stream.up.values(), *stream.down.values()))
@@ -234,14 +235,14 @@ class Allocator:
         self._groups = {name: Cycle(1, MAX_GROUP, 1) for name in self._slots}
         self._connections = RandomPool(MIN_CONNECTION, MAX_CONNECTION, rng)
         self._epochs = RandomPool(1, EPOCHS, rng)
-        """Drawn, since slots are never cleared: who could count until an epoch's turn comes would have the next job
-        wait for ever in slots that still hold later packets of that epoch."""
+        """Epochs are drawn at random, since slots are never cleared.  If clients could predict an epoch, they could
+        leave later packets of it in slots, for which the next job would wait for ever."""
         self._source_ports = defaultdict[str, RandomPool](
             lambda: RandomPool(SOURCE_PORTS[0], SOURCE_PORTS[-1], rng)
         )
         """The UDP source ports of each host: a rank binds its own, which the kernel gives once."""
         self._bound: dict[tuple[str, int], set[int]] = {}
-        """By host and source port: the epochs that have it, two of them while a job's trees are planned anew."""
+        """(Host, source port) -> the epochs that have it: two of them while a job's trees are planned anew."""
         self._returns: dict[int, list[Callable[[], object]]] = {}
         self._reserved: dict[int, set[tuple[str, int]]] = {}
         """Numbers that were reserved for an epoch, each with the name of its cycle."""

@@ -32,10 +32,10 @@ Neighbours = dict[str, list[tuple[str, float]]]
 _known: Final = WeakKeyDictionary["nx.MultiGraph[str]", Neighbours]()
 """The neighbours in graphs that do not change."""
 MOST_TREES: Final = 16
-"""Trees of a job at most: each takes slots, flows and entries of every switch below it, and as many spread the job well
-enough over the fabric, and over what is left when a switch fails."""
+"""Most trees of a job: each takes slots, flows and entries of every switch below it.  As many spread the job well
+enough over the fabric, and over the remaining fabric when a switch fails."""
 CANDIDATES: Final = 4 * MOST_TREES
-"""Roots at most of which trees are made, to choose from."""
+"""Most roots for which candidate trees are made."""
 
 
 class NoTree(Exception):
@@ -70,7 +70,7 @@ class Fold:
 
     @property
     def is_root(self) -> bool:
-        """Whether this switch is the tree's root, where sums turn into results."""
+        """True if this switch is the tree's root, where sums turn into results."""
         return self.parent is None
 
 
@@ -239,7 +239,7 @@ def moved(trees: Sequence[Tree], planned: Sequence[Tree]) -> list[Tree]:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What trees use of the fabric."""
+    """The part of the fabric that trees use."""
 
     trees: Sequence[Tree]
     switches: frozenset[str]
@@ -251,7 +251,7 @@ class Footprint:
 
 
 def footprint(trees: Sequence[Tree]) -> Footprint:
-    """What trees use of the fabric."""
+    """The part of the fabric that trees use."""
     return Footprint(
         trees, frozenset(fold.switch for tree in trees for fold in tree.folds),
         frozenset(End(fold.switch, fold.parent_port) for tree in trees for fold in tree.folds if not fold.is_root),
@@ -314,7 +314,7 @@ def _weighted(
     room = {link: room_beside(rate, carried.get(link, 0.0)) if stated and rate else 1.0 for link, rate in rates.items()}
 
     def widths(chosen: Sequence[int]) -> list[float]:
-        """What each tree carries, where those that share a link share it equally: each goes through it both ways."""
+        """The share of each tree, if trees that share a link share it equally: each uses it in both directions."""
         sharers = Counter(link for tree in chosen for link, _ in links[tree])
         return [min((room[link] / sharers[link] for link, _ in links[tree]), default=1.0) for tree in chosen]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a topology says of one link, or of several side by side: how many, and of which rate."""
+"""A topology's description of one link or several parallel links: their number and rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from netfold.fabric.graph import FabricError, bits_per_second
 
 MOST_LINKS = 64
-"""Links side by side between two switches at most."""
+"""Most parallel links between two switches."""
 
 
 class Uplink(NamedTuple):
@@ -17,7 +17,7 @@ class Uplink(NamedTuple):
 
     links: int = 1
     rate: str | None = None
-    """Of each; None: that of all links."""
+    """Rate of each link; None: that of all links."""
 
 
 def uplinks(text: str) -> list[Uplink]:

@@ -28,7 +28,7 @@ MAX_SOCKET_PATH: Final = 107
 
 
 MOST: Final = {"switch": 8192, "host": 1 << 16, "link": 1 << 18}
-"""Things of a kind in a fabric at most, beyond what anybody plans or simulates: larger files are refused at once."""
+"""Most objects of a kind in a fabric, beyond any plausible plan or simulation: larger files are refused at once."""
 
 
 def count(kind: str, number: int) -> None:

@@ -101,8 +101,9 @@ class Certificates:
 
 
 def is_local(address: str) -> bool:
-    """Whether only this machine reaches an address, ``host:port`` or ``unix:/path``: a unix socket, or loopback.  A
-    name other than localhost is not, whatever it resolves to now; nor is no host at all, which is all addresses."""
+    """True if only this machine can reach an address, ``host:port`` or ``unix:/path``: a unix socket, or loopback.  A
+    name other than localhost counts as remote, whatever it resolves to now; so does an empty host, which means all
+    addresses."""
     if address.startswith("unix:"):
         return True
     host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps many requests from costing a server more than a few: a rate for each caller, and one answer for all who
-ask at the same time."""
+"""Bounds the cost of many requests to a server: a rate for each caller, and one answer for all callers that ask at the
+same time."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class CallRefused(Unreachable):
     """
 
     invalid = False
-    """Whether the request itself is wrong, such as a name that is not there."""
+    """True if the request itself is wrong, such as an unknown name."""
 
 
 def service(

@@ -33,7 +33,7 @@ Elements = NDArray[Any]
 
 
 class RankSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a rank has to be able to time; all ranks of a group get the same."""
+    """The data that a rank needs for timing; the same for all ranks of a group."""
 
     world: int
     algorithms: list[str]
@@ -52,7 +52,8 @@ class RankSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlainPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What ranks without a controller are told on standard input: where all of them listen, and their job's secret."""
+    """The data that ranks without a controller read from standard input: all ranks' addresses, and their job's
+    secret."""
 
     peers: list[Peer]
     secret: Secret
@@ -69,7 +70,7 @@ class TimingCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What this rank measured: wall-clock and CPU seconds of one operation."""
+    """The measurement of this rank: wall-clock and CPU seconds of one operation."""
 
     seconds: float
     cpu_seconds: float
@@ -77,11 +78,11 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wrong: int
     """Elements beyond the error bound of `count_wrong`, in the last operation."""
     path: str
-    """What carried the operations, as the library explains it."""
+    """The path of the operations, as the library explains it."""
     machine_busy: float
     """Share of all cores of the machine that were busy during the timed operations."""
     folded: bool = False
-    """Whether the switches folded all of what was timed."""
+    """True if the switches folded all of the timed operations."""
 
 
 class Allreducer(Protocol):
@@ -100,7 +101,7 @@ class Allreducer(Protocol):
         """Bytes of tensors that switches have folded so far."""
 
     def explain(self, nbytes: int, algorithm: str) -> str:
-        """What carries a tensor of this size, in words."""
+        """The path of a tensor of this size, in words."""
 
     def close(self) -> None:
         """Close all connections."""

@@ -26,8 +26,8 @@ RING_FILES: Final = 10
 
 
 def description(link: TapLink, uses: Sequence[QueuePairUse]) -> str:
-    """What an interface's description says of its link: both ends, and a line for each meaning of a queue pair, with
-    tabs between the fields.  Lines that have no room are left out, and the last one says how many."""
+    """An interface's description, which names the link's ends and has a line for each meaning of a queue pair, with
+    tabs between the fields.  Lines without room are left out, and the last line counts them."""
     lines = [f"netfold 1\t{link.name}\t{link.far}"]
     mine = [use for use in uses if use.link == link.name]
     room = MAX_OPTION - 200 - len(lines[0].encode())
@@ -49,14 +49,14 @@ def _word(name: str) -> str:
 
 @dataclass
 class LinkCounts:
-    """What a capture has seen of one link."""
+    """Counts of one link in a capture."""
 
     packets: int = 0
     """Frames as on a wire."""
     received: int = 0
-    """What the socket received, a super-packet as one."""
+    """Packets that the socket received, a super-packet as one."""
     dropped: int = 0
-    """What the kernel had no room for, as nobody read it in time."""
+    """Packets that the kernel dropped because the socket was not read in time."""
 
 
 class FileRing:
@@ -68,7 +68,7 @@ class FileRing:
         self.files: list[Path] = []
 
     def full(self, written: int) -> bool:
-        """Whether the file has had its share."""
+        """True if the file has reached its size."""
         return written >= self._each
 
     def open(self) -> BinaryIO:

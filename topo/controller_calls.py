@@ -25,7 +25,7 @@ def set_faults(network: FaultyFabric, links: Sequence[operator.LinkFaults]) -> N
 
 
 def connections(network: FaultyFabric) -> list[operator.QueuePairUse]:
-    """What queue pairs mean on the links of jobs' trees; none where no controller answers."""
+    """The meaning of queue pairs on the links of jobs' trees; empty if no controller answers."""
     try:
         return _call(network, "Connections", operator.AskConnections(), operator.Connections, 2.0).connections
     except FaultRefused:

@@ -20,7 +20,7 @@ from netfold.wire.faults import ActiveFault, Inject
 log = logging.getLogger("netfold.faults")
 
 MAX_FAULTS: Final = 1000
-"""Most faults that are there at once."""
+"""Most faults at the same time."""
 
 
 class FaultRefused(Exception):
@@ -65,7 +65,7 @@ class _Fault:
     since: float
     until: float | None
     toggle: float | None
-    """When its next change is due, where it has a period."""
+    """Time of its next change, if it is periodic."""
     on: bool = True
     problem: str = ""
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each kind of fault does to a fabric that runs in this process's namespaces.
+"""The effect of each kind of fault on a fabric that runs in this process's namespaces.
 
-Nothing but the fabric's own is ever touched: links of its file, processes that it has started, and ranks that say in
-their environment that they are on it.
+Only the fabric's own parts are ever touched: links of its file, processes that it has started, and ranks whose
+environment says that they are on it.
 """
 
 from __future__ import annotations

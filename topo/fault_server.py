@@ -77,7 +77,7 @@ class FaultServer(ABC):
         """The way of one packet of a host.  Raises FaultRefused."""
 
     def names(self) -> list[QueuePairUse]:
-        """What queue pairs mean on the links of all planes, which are named as captures name them."""
+        """The meaning of queue pairs on the links of all planes, with the link names that captures use."""
         names: dict[str, str] = {}
         for at in fault_targets.links(self._fabrics, "all"):
             names |= {at.link.a: at.name, at.link.b: at.name}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the target of a fault or capture means on a running fabric: links, switches, the controller, ranks."""
+"""The targets of faults and captures on a running fabric: links, switches, the controller, ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTROLLER: Final = "controller"
 RANK: Final = re.compile(r"(?:rank|(?P<job>[^/]+)/(?:rank)?)(?P<number>\d{1,6})")
 """The forms of a rank: "rank3", "JOB/3"."""
 SHOWN: Final = 12
-"""Names that an error lists at most."""
+"""Most names that an error lists."""
 
 
 class FaultyFabric(Protocol):
@@ -26,7 +26,7 @@ class FaultyFabric(Protocol):
 
     @property
     def fabric(self) -> Fabric:
-        """What runs."""
+        """The running fabric."""
 
     @property
     def file(self) -> Path:
@@ -34,14 +34,14 @@ class FaultyFabric(Protocol):
 
     @property
     def is_up(self) -> bool:
-        """Whether all of it has started."""
+        """True if all of it has started."""
 
     @property
     def jobs(self) -> str:
         """Address at which its controller answers this process."""
 
     def runs(self, node: str) -> bool:
-        """Whether a node has a namespace: a virtual machine has not."""
+        """True if a node has a namespace: a virtual machine has none."""
 
 
 Running = TypeVar("Running", bound=FaultyFabric)
@@ -80,7 +80,7 @@ class FabricLinkAt:
         return None if self.far.node in self._switches else self.far.node
 
     def runs(self, node: str) -> bool:
-        """Whether a node has a namespace: a virtual machine has not."""
+        """True if a node has a namespace: a virtual machine has none."""
         return self.network.runs(node)
 
     @property
@@ -123,7 +123,7 @@ def of_switch(networks: Sequence[Running], name: str) -> Running | None:
 
 
 def what(networks: Sequence[FaultyFabric], target: str) -> str:
-    """What a target is that a fault of processes cannot have, for messages."""
+    """The kind of a target that a fault of processes cannot have, for messages."""
     try:
         links(networks, target)
     except FaultRefused:
@@ -165,13 +165,13 @@ class RankAt:
             raise FaultRefused(f"{self} does not run any more", conflict=True)
 
     def is_of(self, environment: dict[str, str]) -> bool:
-        """Whether a process with this environment is one of the rank's."""
+        """True if a process with this environment is one of the rank's."""
         return (environment.get("NETFOLD_JOB") == self.job and environment.get("RANK") == str(self.number)
                 and environment.get("NETFOLD_CONTROLLER") in self.controllers)
 
 
 def is_rank(target: str) -> bool:
-    """Whether a target has the form of a rank: "rank3", "JOB/3"."""
+    """True if a target has the form of a rank: "rank3", "JOB/3"."""
     return RANK.fullmatch(target) is not None
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # Mininet may be absent
     from netfold.topo.net import Network
 
 DELAYED_FRAMES: Final = 100_000
-"""Frames that a port holds back at most, some of which are super-packets."""
+"""Most frames that a port holds back, some of which are super-packets."""
 
 
 class FaultInjector:

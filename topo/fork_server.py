@@ -35,12 +35,12 @@ from netfold.topo.forked_program import Program
 COMMAND: Final = (
     "import sys; sys.path = [place for place in sys.path if place]; from netfold.topo.fork_server import main; main()"
 )
-"""The server, `python -c COMMAND FD MODULE...`, which imports these modules at first, none from its current folder."""
+"""The server, `python -c COMMAND FD MODULE...`, which first imports these modules, none from its current folder."""
 START, WARM = b"start", b"warm"
 STARTED, ENDED = b"started", b"ended"
 GO = b"g"
 NOT_FOUND: Final = 127
-"""The status of a program that cannot be executed, as a shell has it."""
+"""Status of a program that cannot be executed, as in a shell."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -29,15 +29,16 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 FREE: Final = re.compile("PATH|NETFOLD_.*|(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|GLOO_SOCKET_IFNAME")
-"""Environment variables that nothing reads while it is imported: those of a job and its ranks."""
+"""Environment variables that no module reads when it is imported: those of a job and its ranks."""
 WARMED: Final = ("netfold", "numpy", "torch")
-"""Packages that take long to import.  Of a program's own modules none is imported for it: that may do anything."""
+"""Packages that take long to import.  A program's own modules are never imported for it, since they may have side
+effects."""
 JOINING: Final = ("netfold.host.api.verbs", "netfold.host.api.objects", "grpc._channel", "grpc.experimental")
-"""What ranks import when they join, whatever they import at first."""
+"""Modules that ranks import when they join, whatever they import first."""
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 _NO_FILE = (1 << 32) - 1
 _KEPT: Final[list[object]] = []
-"""What /proc reads of this process."""
+"""Keeps alive the memory that /proc shows of this process."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -78,13 +79,14 @@ def of(command: Sequence[str], environment: Mapping[str, str], folder: str) -> P
 
 
 def _is_ours(path: str) -> bool:
-    """Whether a path leads to this interpreter in the same environment: another one's is another link."""
+    """True if a path leads to this interpreter in the same environment: the link of another environment does not
+    count."""
     ours = Path(sys.executable)
     return Path(path).parent == ours.parent and os.path.realpath(path) == os.path.realpath(ours)
 
 
 def _interpreter(path: str, search: str | None) -> str | None:
-    """What runs a script by its first line."""
+    """The interpreter in a script's first line."""
     with open(path, "rb") as script:
         words = script.readline(256).decode(errors="replace").split()
     if not words or not words[0].startswith("#!"):
@@ -95,13 +97,13 @@ def _interpreter(path: str, search: str | None) -> str | None:
 
 
 def would_notice(program: Program, environment: Mapping[str, str]) -> bool:
-    """Whether a program would import other modules, or import them in another way, than this process has."""
+    """True if a program would import other modules, or import them in another way, than this process has."""
     names = {name for name in environment.keys() | os.environ.keys() if environment.get(name) != os.environ.get(name)}
     return any(not FREE.fullmatch(name) for name in names) or _hides(program.folder())
 
 
 def _hides(folder: str) -> bool:
-    """Whether a folder has a module whose name an imported one has that is another file."""
+    """True if a folder has a module with the name of an imported module, but in another file."""
     try:
         entries = list(os.scandir(folder))
     except OSError:
@@ -232,7 +234,7 @@ def run(program: Program) -> None:
 
 
 def _imports_now(trace: types.TracebackType | None) -> bool:
-    """Whether an error came up while a module was imported, which says nothing to whoever has pressed Ctrl-C."""
+    """True if an error came up while a module was imported; such a traceback is useless after Ctrl-C."""
     while trace is not None:
         code, name = trace.tb_frame.f_code, trace.tb_frame.f_globals.get("__name__")
         if code.co_filename.startswith("<frozen importlib") or (code.co_name == "<module>" and name != "__main__"):

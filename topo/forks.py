@@ -65,7 +65,7 @@ class Forked:
         self.args = command
         self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
         self.returncode: int | None = None
-        """Its status, once its number may be another process's."""
+        """Its status, kept since its number may since belong to another process."""
         self._stream = stream
         self._process = os.pidfd_open(pid)
         self._status: int | None = None
@@ -257,7 +257,7 @@ def _start(server: socket.socket, request: StartRequest, files: list[int], pipes
 
 
 def _wait(file: int, seconds: float | None) -> bool:
-    """Whether there is something to read, or an end, within so many seconds."""
+    """True if there is data to read, or an end, within ``seconds``."""
     poll = select.poll()
     poll.register(file, select.POLLIN)
     return bool(poll.poll(None if seconds is None else 1000 * seconds))

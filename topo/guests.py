@@ -30,12 +30,12 @@ class GuestLink:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a network gives to its guests.
+    """The resources that a network provides to its guests.
 
     leaves   nodes of Mininet by name; no switch has been started yet, and each guest adds its port
     logs     folder for logs
     folder   for sockets; its path is short
-    share    folder that guests read and write; it is there
+    share    existing folder that guests read and write
     sockets  unix sockets that guests reach, such as the controller's
     """
 

@@ -15,7 +15,7 @@ from netfold.topo import sandbox
 
 FILE: Final = Path("/etc/hosts")
 PLACES: Final = ("", "::ffff:")
-"""What stands before an address: nothing, and what makes it one of IPv6, by which torch asks."""
+"""Prefixes of an address: none, and the one that maps it to IPv6, which torch asks for."""
 
 
 def tell(fabrics: Sequence[Fabric]) -> None:

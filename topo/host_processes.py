@@ -27,9 +27,9 @@ from netfold.topo.ranks import Namespaces
 NAMESPACES: Final = ("net", "mnt")
 """The namespaces that a host has of its own."""
 MOST_RECORD: Final = 4096
-"""Bytes of a record at most: a name, two numbers, and an address for each plane."""
+"""Most bytes of a record: a name, two numbers, and an address for each plane."""
 MOST_PID: Final = (1 << 31) - 1
-"""The largest number of a process that the kernel's calls take."""
+"""The largest process number that the kernel's calls accept."""
 
 
 class HostRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -141,8 +141,8 @@ def _content(place: int, name: str) -> bytes:
 
 
 def _is_ours(process: Path) -> bool:
-    """Whether all of a process's user numbers are ours, those that a setuid program keeps too, and its user namespace
-    is this one: in another one its owner may have any folder mounted anywhere."""
+    """True if all user numbers of a process are ours, including those that a setuid program keeps, and its user
+    namespace is this one: in another one its owner may have any folder mounted anywhere."""
     said = next(line for line in (process / "status").read_text().splitlines() if line.startswith("Uid:"))
     if {int(word) for word in said.split()[1:]} != {os.geteuid()}:
         return False

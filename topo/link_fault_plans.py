@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What faults of links do to a fabric, wherever its links are: their plans, by the request's kind and target.
+"""The effect of faults of links on a fabric, wherever its links are: their plans, by the request's kind and target.
 
 Shares of packets (loss, duplicate, reorder, corrupt) are drawn by the switches' program, which the controller tells
-(controller/operations/injection.py).  Links are cut, silenced and delayed at their interfaces, which who derives from
-this class reaches.
+(controller/operations/injection.py).  Links are cut, silenced and delayed at their interfaces; derived classes
+implement the access to these.
 """
 
 from __future__ import annotations

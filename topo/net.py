@@ -45,9 +45,9 @@ from netfold.wire import operator
 
 CONTROLLER_SECONDS: Final = 180.0
 """Seconds for the controller to compile the program and fill every switch: the first compilation takes 8 s of a
-processor, and on a busy machine many times that.  One that ends is told at once."""
+processor, and on a busy machine many times that.  If the controller ends, that is reported at once."""
 SWITCHES_SECONDS: Final = CONTROLLER_SECONDS - 10
-"""Seconds that the controller gives the switches of them, so that it says itself which did not come up."""
+"""Part of these seconds that the controller gives the switches, so that it can report by itself which did not start."""
 
 
 def with_sockets_in(fabric: Fabric, folder: Path) -> Fabric:
@@ -88,7 +88,7 @@ class Network(Lifecycle):
         """The fabric file, written for the controller and other commands."""
         self.mininet: Any = None
         self.is_up = False
-        """Whether all of it has started; what is injected later does not change that."""
+        """True if all of it has started; later injected faults do not change that."""
         self.excused: set[str] = set()
         """Names of switches, and "controller", whose end is an injected fault and no failure."""
         self._pcap = pcap
@@ -277,7 +277,7 @@ class Network(Lifecycle):
         return self.logs.absolute() / "share"
 
     def runs(self, node: str) -> bool:
-        """Whether a node has a namespace here: a virtual machine has not, nor what runs on another machine."""
+        """True if a node has a namespace here: virtual machines and nodes of other machines have none."""
         return node in self.mininet
 
     def set_link(self, link: Link, *, up: bool) -> None:

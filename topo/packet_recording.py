@@ -26,7 +26,7 @@ from netfold.wire.operator import QueuePairUse
 SECONDS: Final = 1.0
 """Time after which a recording ends, whatever has passed by then."""
 LOOK: Final = 0.05
-"""Seconds between looks whether all of a way has been seen."""
+"""Seconds between checks for a completely recorded way."""
 MOST_PACKETS: Final = 1 << 16
 """Packets of folds that a recording keeps in memory, some 200 bytes of each."""
 MOST_BYTES: Final = 32 << 20
@@ -34,8 +34,8 @@ MOST_BYTES: Final = 32 << 20
 MOST_FRAMES: Final = 1 << 15
 """Frames, a super-packet as one, after which it ends."""
 AT_ONCE: Final = 1 << 20
-"""Bytes of frames that are looked at while it goes on.  More are left until it has ended, since sockets overflow while
-nobody reads them."""
+"""Bytes of frames that are analysed during the recording.  The rest is left until it has ended, since sockets overflow
+while they are not read."""
 MOST_LINKS: Final = 250
 """Links that are captured at once."""
 BUFFERS: Final = 64 << 20
@@ -43,11 +43,12 @@ BUFFERS: Final = 64 << 20
 SMALLEST: Final = 1 << 18
 LARGEST: Final = 1 << 22
 SEGMENTS: Final = 128
-"""Segments that are taken of one super-packet, as many as the kernel puts into one of UDP (UDP_MAX_SEGMENTS)."""
+"""Most segments of one super-packet that are recorded, as many as the kernel puts into one of UDP
+(UDP_MAX_SEGMENTS)."""
 _TYPE, _PROTOCOL, _PORT = (segments.HEADER.size + at for at in (12, 23, 36))
 
 Opener = Callable[[TapLink, int], int]
-"""Opens a packet socket at a link's switch end, with a buffer of so many bytes.  Raises OSError."""
+"""Opens a packet socket at a link's switch end, with a buffer of the given size in bytes.  Raises OSError."""
 
 
 def record(
@@ -132,7 +133,7 @@ def _capture(ways: PacketWays, links: Sequence[TapLink], sockets: Sequence[socke
 
 
 def _is_roce(data: bytes) -> bool:
-    """Whether a frame behind its virtio-net header is for a UDP port of RoCEv2; IP options are looked at later."""
+    """True if a frame behind its virtio-net header is for a UDP port of RoCEv2; IP options are checked later."""
     return (len(data) > _PORT + 2 and data[_TYPE : _TYPE + 2] == b"\x08\x00" and data[_PROTOCOL] == socket.IPPROTO_UDP
             and roce.is_udp_port(int.from_bytes(data[_PORT : _PORT + 2], "big")))
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 BATCH: Final = 64
-"""Packets that are read from one link before it is another's turn."""
+"""Packets that are read from one link before the next link's turn."""
 _LARGEST: Final = 1 << 17
 _ETH_P_ALL: Final = 3
 _SOL_PACKET, _STATISTICS, _VNET_HDR, _OUTGOING = 263, 6, 15, 4
@@ -22,14 +22,14 @@ _COUNTS: Final = struct.Struct("II")
 
 
 class Received(NamedTuple):
-    """What a packet socket gives at once."""
+    """A packet that a packet socket has received."""
 
     data: bytes
     """The frame, maybe a super-packet, behind its virtio-net header (segments.HEADER)."""
     nanoseconds: int
-    """When it passed, since 1970."""
+    """Time of its passing, in nanoseconds since 1970."""
     outbound: bool
-    """Whether it left by the interface."""
+    """True if it left by the interface."""
 
 
 def opened(interface: str, buffer: int) -> int:
@@ -50,7 +50,7 @@ def opened(interface: str, buffer: int) -> int:
 
 
 def received(packets: socket.socket) -> Iterator[Received]:
-    """What has come by now, BATCH at most; the socket must not block."""
+    """The packets that have arrived by now, at most BATCH; the socket must not block."""
     for _ in range(BATCH):
         try:
             data, control, _, address = packets.recvmsg(_LARGEST, 64)

@@ -26,18 +26,18 @@ class CapturedFrame(NamedTuple):
     link: str
     """The link, by the switch end at which it was captured."""
     nanoseconds: int
-    """When it was, since 1970."""
+    """Time in nanoseconds since 1970."""
     leaves: bool
-    """Whether it left that switch; false: it came in."""
+    """True if it left that switch; False if it arrived there."""
     data: bytes
 
 
 class FoldPacket(NamedTuple):
-    """What of a frame says where it belongs."""
+    """The fields of a frame that identify its place in a fold."""
 
     queue_pair: int
     windowed: bool
-    """Whether the queue pair is one of ours, with the operation in its lowest bits; false: a NIC's."""
+    """True if the queue pair is one of NetFold's, with the operation in its lowest bits; False: a NIC's."""
     psn: int
     lanes: bool
 
@@ -127,7 +127,7 @@ def of_host(found: Sequence[StreamLinks], host: str, job: str = "", tree: str = 
 
 
 def fold_packet(frame: bytes) -> FoldPacket | None:
-    """What a frame says of itself; None: it is no whole RoCEv2 packet of a fold.  Its ICRC is not looked at."""
+    """The identifying fields of a frame; None: it is no complete RoCEv2 packet of a fold.  Its ICRC is not checked."""
     if (len(frame) < _HEADERS + roce.BTH_BYTES + roce.ICRC_BYTES or frame[12:14] != b"\x08\x00" or frame[14] != 0x45
             or frame[23] != _UDP or int.from_bytes(frame[20:22], "big") & 0x3FFF
             or not roce.is_udp_port(int.from_bytes(frame[36:38], "big"))):
@@ -144,7 +144,7 @@ def fold_packet(frame: bytes) -> FoldPacket | None:
 
 
 def is_intact(frame: bytes) -> bool:
-    """Whether the ICRC of a packet that `fold_packet` takes is right."""
+    """True if the ICRC of a packet that `fold_packet` accepts is right."""
     end = roce.ETHERNET_BYTES + int.from_bytes(frame[16:18], "big") - roce.ICRC_BYTES
     return roce.icrc(frame[roce.ETHERNET_BYTES : end]) == frame[end : end + roce.ICRC_BYTES]
 
@@ -171,7 +171,7 @@ class PacketWays:
 
     @property
     def full(self) -> bool:
-        """Whether no further packet is taken."""
+        """True if no further packet is accepted."""
         return self.packets + self.corrupt >= self._most
 
     def take(self, frame: CapturedFrame) -> None:
@@ -218,8 +218,8 @@ class PacketWays:
         return None
 
     def _in_order(self, number: int, own: Sequence[TreeLink], psn: int) -> bool:
-        """Whether a packet whose whole way was seen passed each link on the way to the root and back after the one
-        before."""
+        """True if a packet whose whole way was recorded passed each link, to the root and back, after the preceding
+        one."""
         places = [self._streams[number].links.index(link) for link in own]
         keys = [(number, place, True) for place in places] + [(number, place, False) for place in reversed(places)]
         times = [self._passed[key][psn].nanoseconds for key in keys]

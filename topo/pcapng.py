@@ -12,7 +12,7 @@ MAGIC: Final = 0x1A2B3C4D
 SECTION, INTERFACE, PACKET, STATISTICS = 0x0A0D0D0A, 1, 6, 5
 ETHERNET: Final = 1
 NANOSECONDS: Final = 9
-"""Of a time stamp: 10**-9 s (if_tsresol)."""
+"""Unit of time stamps: 10**-9 s (if_tsresol)."""
 MAX_OPTION: Final = 0xFFFF
 
 _BLOCK: Final = struct.Struct("<II")

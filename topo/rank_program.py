@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs that are one rank share: the check of their data, the exit status where it is wrong, and messages to
-whoever launched them, one JSON message a line of standard output.
+"""Common parts of programs that run one rank: the check of their data, the exit status for wrong data, and messages to
+the launcher, one JSON message per line of standard output.
 
 Such checks are no assert statements, which `python -O` leaves out.
 """

@@ -35,7 +35,8 @@ from netfold.topo.run_report import RunReport
 from netfold.wire.faults import KEY_VARIABLE
 
 FABRIC_VARIABLE: Final = "NETFOLD_FABRIC"
-"""Names the file of the fabric that `netfold up --topo` has started, or of each of its planes, separated by colons."""
+"""Environment variable with the file of the fabric that `netfold up --topo` has started, or of each of its planes,
+separated by colons."""
 
 
 class CannotRun(ValueError):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `netfold run` says of itself on standard error: a line a stage, and at last what the network carried."""
+"""The report of `netfold run` on standard error: a line for each stage, and finally the bytes that the network
+carried."""
 
 from __future__ import annotations
 
@@ -61,8 +62,8 @@ class RunReport:
 
 
 def summary(job: str, hosts: Sequence[str], before: Sequence[Status], after: Sequence[Status]) -> str:
-    """What the network has carried for the ranks of a job, and for what they made of it, between two statuses of each
-    of its fabrics.
+    """The bytes that the network has carried for the ranks of a job, and the bytes that they reduced with these,
+    between two statuses of each of its fabrics.
 
     hosts  of the ranks, by name
     """
@@ -93,7 +94,7 @@ def summary(job: str, hosts: Sequence[str], before: Sequence[Status], after: Seq
 
 
 def _links(hosts: Sequence[str], before: Sequence[Status], after: Sequence[Status], payload: float) -> str:
-    """What a host's link has carried each way, beside the least that a ring of these ranks sends."""
+    """The bytes that a host's link has carried each way, beside the minimum for a ring of these ranks."""
     carried = sum(_carried(new, hosts) - _carried(old, hosts) for old, new in zip(before, after, strict=True))
     each, ring = carried / len(hosts), 2 * (len(hosts) - 1) / len(hosts) * payload
     beside = f"where a ring sends {_megabytes(ring)}" if each < ring else "with what they measured and sent beside that"

@@ -23,8 +23,8 @@ from cbuild import folders
 PREFIX: Final = "netfold-"
 LOCK: Final = ".lock"
 PLACES: Final = (Path("/tmp"), Path("/dev/shm"))
-"""Places for folders; the first is taken in which nobody else can exchange them.  $TMPDIR may be too long for the path
-of a unix socket."""
+"""Places for folders; the first one is used in which no other user can exchange them.  $TMPDIR may be too long for the
+path of a unix socket."""
 RUN: Final = Path("/run")
 """The place of the folder of fabrics that Mininet's own command starts, which only root may."""
 FOLDER: Final = "netfold"

@@ -30,7 +30,7 @@ from cbuild.cache import ANOTHER, Cache
 from netfold.topo.rundir import clear_abandoned, locked_folder, socket_folder
 
 INSIDE: Final = "NETFOLD_SANDBOX"
-"""Environment variable with the sandbox's network namespace, by which its processes know that they are inside."""
+"""Environment variable with the sandbox's network namespace, by which its processes recognise that they are inside."""
 RUNDIR: Final = "NETFOLD_RUNDIR"
 """Environment variable with the folder for sockets, which the launcher makes and removes."""
 
@@ -62,7 +62,7 @@ class SandboxError(OSError):
 
 
 def inside() -> bool:
-    """Whether this process runs in a sandbox that this module made."""
+    """True if this process runs in a sandbox created by this module."""
     return os.environ.get(INSIDE) == _network_namespace()
 
 
@@ -275,7 +275,7 @@ def _network_namespace() -> str:
 
 
 def _how_to_get_on() -> str:
-    """What to do where the kernel refuses namespaces: root that may not is root of a container."""
+    """Advice if the kernel refuses namespaces: root that may not create them is root of a container."""
     return HOW_TO_GET_ON if os.getuid() else ROOT_MAY_NOT
 
 

@@ -57,10 +57,10 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
 
     engine: ClassVar[Engine]
     offload: ClassVar[bool]
-    """Whether it takes the super-packets of segmentation offload."""
+    """True if it accepts the super-packets of segmentation offload."""
     binaries: ClassVar[tuple[str, ...]]
     missing: ClassVar[str]
-    """What to do where a binary is not installed."""
+    """Advice if a binary is not installed."""
 
     def __init__(
         self,
@@ -271,7 +271,7 @@ def thrift_port(device_id: int) -> int:
 
 @functools.cache
 def has_option(program: str, option: str) -> bool:
-    """Whether a program's --help names an option: BMv2 that was built without nanomsg has no notifications.
+    """True if a program's --help names an option: BMv2 that was built without nanomsg has no notifications.
 
     A longer option that contains the name does not count.  Raises SwitchFailed where the help cannot be had.
     """

@@ -24,9 +24,9 @@ GATEWAY: Final = "169.254.1.1"
 QUEUE_BYTES: Final = 4_000_000
 """Least room of the queue behind a link's shaper."""
 HTB_QUANTUM: Final = 60_000
-"""Bytes; HTB warns of larger values, and a super-packet has up to 64 KiB."""
+"""Quantum of HTB in bytes: it warns of larger values, and a super-packet has up to 64 KiB."""
 NAME_LIMIT: Final = 15
-"""Characters of an interface's name at most."""
+"""Most characters of an interface's name."""
 
 
 def execute(node: Node, script: str, what: str) -> str:

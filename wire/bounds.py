@@ -13,7 +13,7 @@ from msgspec import Meta
 
 MAX_TEXT: Final = 4096
 MAX_LAST: Final = 200
-"""Most characters of what a rank that leaves says for the others: some words, and an error's first line."""
+"""Most characters of the message that a leaving rank has for the others: some words, and an error's first line."""
 
 Int32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 """A number that is looked up or checked further: a rank, an epoch, a port."""
@@ -22,7 +22,7 @@ QueuePair = Annotated[int, Meta(ge=2, lt=2**24)]
 RemoteKey = Annotated[int, Meta(ge=0, lt=2**32)]
 """The rkey of a NIC's memory region."""
 Address = Annotated[int, Meta(ge=0)]
-"""An address in a NIC's memory region, 64 bits: msgspec can state no bound above 2**63, so who takes one checks it."""
+"""An address in a NIC's memory region, 64 bits: msgspec can state no bound above 2**63, so the receiver checks it."""
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
 """Packets, bytes, operations: sums of some of them still fit 64 bits."""
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
@@ -36,6 +36,6 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Last = Annotated[str, Meta(max_length=MAX_LAST)]
 """The text of a rank that leaves, for the others."""
 MAX_STREAMS: Final = 4096
-"""Most streams that a request speaks of."""
+"""Most streams that a request names."""
 MAX_RAILS: Final = 64
-"""Most rails that a rank reports of."""
+"""Most rails of which a rank reports."""

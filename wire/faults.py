@@ -18,20 +18,21 @@ from netfold.wire.operator import QueuePairUse
 SOCKET: Final = "faults.sock"
 """Name of the service's socket in a fabric's folder."""
 MACHINE_SOCKET: Final = "machine-faults.sock"
-"""Name of the same of one machine's part of a fabric over several, which the launcher alone calls."""
+"""Name of the same socket of one machine's part of a fabric over several machines; only the launcher uses it."""
 FAULTS_VARIABLE: Final = "NETFOLD_FAULTS"
-"""Names the socket's path, for what runs inside a fabric: its controller, and commands at its prompt."""
+"""Environment variable with the socket's path, inside a fabric: for its controller, and commands at its prompt."""
 KEY_VARIABLE: Final = "NETFOLD_FAULT_KEY"
-"""Has the key in the address of the fabric's page, for its controller: whoever knows it may inject faults there."""
+"""Environment variable with the key in the address of the fabric's page, for its controller: whoever knows it may
+inject faults there."""
 
 Kind = Literal["loss", "duplicate", "reorder", "corrupt", "delay", "cut", "flap", "silence", "kill", "restart", "stop"]
 SHARES: Final = ("loss", "duplicate", "reorder", "corrupt")
 """Kinds that hit a share of a link's packets, drawn by the switches' program from a seed."""
 DEFAULT_SHARE: Final = 0.01
 DEFAULT_DELAY: Final = 0.01
-"""Seconds by which ``delay`` holds packets back, where nothing else is asked for."""
+"""Default delay in seconds of ``delay``."""
 DEFAULT_FLAP: Final = 0.5
-"""Seconds that a link which flaps stays down, and then up, where nothing else is asked for."""
+"""Default duration in seconds for which a flapping link stays down, and then up."""
 
 
 class Inject(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -42,11 +43,11 @@ class Inject(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """A switch ("spine1"), a link by either end or by both nodes ("leaf1:3", "leaf1-spine1"), a host's link ("h3"), a
     rank ("rank3", "JOB/3"), or "controller"."""
     seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
-    """Seconds until it is undone; None: until it is ended, or the fabric ends."""
+    """Seconds until it is undone; None: it lasts until it is ended, or the fabric ends."""
     amount: Annotated[float, Meta(gt=0, le=3_600)] | None = None
     """Share of packets (SHARES), seconds of ``delay``, seconds that ``flap`` stays down and up; None: the default."""
     seed: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
-    """Seed of the draw of SHARES: the same one hits the same packets.  None: that of the fabric."""
+    """Seed of the draw of SHARES: the same seed hits the same packets.  None: the fabric's seed."""
     one_way: bool = False
     """``silence``, ``delay``: only what leaves by the named port, "leaf1:3"."""
 
@@ -79,20 +80,21 @@ class ActiveFault(Struct, frozen=True):
     target: str
     """The target as it was named."""
     text: str
-    """What it does, in words."""
+    """Description of its effect."""
     since: float
-    """Seconds for which it has been there."""
+    """Seconds since its beginning."""
     left: Seconds | None
     """Seconds until it is undone; None: not by itself."""
     problem: Text = ""
-    """Why it could not be undone; empty where nothing has failed."""
+    """Why it could not be undone; empty if nothing has failed."""
 
 
 class Injected(Struct, frozen=True, tag=True):
     """The answer to Inject."""
 
     number: Count
-    """Its number, for Undo; 0 for what is over at once (``restart``) or cannot be undone (a rank that was killed)."""
+    """Its number, for Undo; 0 for a fault that is over at once (``restart``) or cannot be undone (a rank that was
+    killed)."""
     text: Text
 
 
@@ -117,9 +119,9 @@ class ActiveFaults(Struct, frozen=True, tag=True):
     fabric: str
     faults: list[ActiveFault]
     compiled_in: bool
-    """Whether the switches' program can hit shares of packets (SHARES)."""
+    """True if the switches' program can hit shares of packets (SHARES)."""
     planes: list[PlaneOf] = []
-    """What commands need to find its controllers: one for each plane."""
+    """The planes, with the data by which commands find their controllers."""
 
 
 class TapLink(Struct, frozen=True):
@@ -128,7 +130,7 @@ class TapLink(Struct, frozen=True):
     name: str
     """The switch end: "leaf1:3"."""
     far: str
-    """What is at its other end: "spine1:1", "h3:0"."""
+    """The other end: "spine1:1", "h3:0"."""
     rate: Count | None
     """bit/s of the link; None: not shaped."""
 
@@ -139,7 +141,8 @@ class Tapped(Struct, frozen=True, tag=True):
     fabric: str
     links: list[TapLink]
     connections: list[QueuePairUse]
-    """What queue pairs mean on them, as the controllers say; the ``link`` of each is the ``name`` of one here."""
+    """The meaning of queue pairs on them, according to the controllers; the ``link`` of each is the ``name`` of one
+    here."""
 
 
 class MachineTap(Struct, frozen=True):
@@ -147,7 +150,7 @@ class MachineTap(Struct, frozen=True):
 
     machine: str
     command: list[str]
-    """To which options of `netfold pcap` may be added."""
+    """The command line, to which options of `netfold pcap` may be added."""
     links: int
 
 
@@ -191,22 +194,23 @@ class PacketStep(Struct, frozen=True):
     """One link of a packet's way."""
 
     kind: Literal["contribution", "sum", "result"]
-    """What went over it: a rank's contribution or a switch's sum on their way up, or a result on its way down."""
+    """The kind of packet that passed it: a rank's contribution or a switch's sum on their way up, or a result on its
+    way down."""
     link: str
     """The link, by the switch end at which it was captured: "leaf1:3"."""
     source: str
     target: str
     """The nodes that sent and received it."""
     own: bool
-    """Whether it is on the way between the host and the root; a copy for others is not."""
+    """True if it is on the way between the host and the root; a copy for other hosts is not."""
     microseconds: float | None
     """When it passed that end, since the host's contribution did; None: it was not seen."""
     lanes: bool
-    """Whether it carried elements; false: presence, or not seen."""
+    """True if it carried elements; False: an empty contribution, or not seen."""
     packets: int
-    """How often it passed: more than once where it was repeated."""
+    """Number of passes: more than one if it was repeated."""
     met: list[Contributor]
-    """With what its target combines it in the slot, on the way up."""
+    """The contributions with which its target combines it in the slot, on the way up."""
 
 
 class RecordedPacket(Struct, frozen=True, tag=True):
@@ -239,7 +243,7 @@ class Refused(Struct, frozen=True, tag=True):
 
     why: Text
     conflict: bool = False
-    """Whether it would be possible without the faults that are there, or once the fabric is ready."""
+    """True if it would be possible without the present faults, or once the fabric is ready."""
 
 
 Request = Inject | Undo | Active | Tap | AskNames | RecordPacket

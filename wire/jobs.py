@@ -68,22 +68,24 @@ class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [("value", "...")] if self.value else []
 
     def matches(self, other: Secret) -> bool:
-        """Whether both are the same, in a time that does not depend on where they differ; an empty one matches none."""
+        """True if both are the same, in a time that does not depend on the place of the difference; an empty one
+        matches none."""
         return bool(self.value) and hmac.compare_digest(self.value.encode(), other.value.encode())
 
 
 class GroupOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """That a job is a group of some ranks of a running job, which fold by themselves: it has a plan, an epoch, secrets
-    and events of its own, and ends with that job.  The controller names it.
+    """Marks a job as a group of some ranks of a running job, which fold by themselves.  The group has a plan, an epoch,
+    secrets and events of its own, and ends with that job.  The controller names it.
 
-    A rank proves with its secret that it is a rank of the job."""
+    A rank proves with its secret that it is a rank of the job.
+    """
 
     job: Name
     epoch: Int32
     rank: Int32
     """This rank in the job."""
     secret: Secret
-    """That of this rank in the job."""
+    """This rank's secret in the job."""
     members: Annotated[list[Int32], msgspec.Meta(max_length=4096)]
     """The ranks of the group by their numbers in the job, in the group's order."""
     number: Count
@@ -106,25 +108,25 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout: float = 30.0
     """Seconds to wait for the other ranks."""
     fold: bool = True
-    """Whether this rank can use trees; where one rank cannot, the job gets none and takes no slots."""
+    """True if this rank can use trees; if one rank cannot, the job gets none and takes no slots."""
     lane_bits: Int32 = 32
     """Default width in bits of the lanes of float32 sums."""
     kind: RankKind = "windowed"
     joining: bool = False
-    """Whether this rank joins a job that runs: it waits until all its ranks call `Reform` to grow.  ``rank`` and
-    ``world`` are 0 and 1 then, and the plan says what they are."""
+    """True if this rank joins a running job: it waits until all ranks of that call `Reform` to grow.  ``rank`` and
+    ``world`` are 0 and 1 then, and the plan has the real ones."""
     udp_port: Int32 = UDP_PORT
     """UDP port of ``address`` at which results, or the packets of queue pairs, arrive: roce.UDP_PORT, or one of
     roce.UDP_PORTS, which this rank has bound.  An RC rank's is roce.UDP_PORT."""
     lacks: Text = ""
-    """What this rank lacks to fold, where its program would have it fold; the job then gets no trees, and all its ranks
-    are told why.  Empty: nothing."""
+    """The resource that this rank lacks to fold, although its program wants it to.  The job then gets no trees, and all
+    its ranks learn the reason.  Empty: it lacks nothing."""
     group: GroupOf | None = None
-    """Of which running job this one is a group; ``job`` is then that job's name, and the plan has the group's."""
+    """The running job of which this one is a group; ``job`` is then that job's name, and the plan has the group's."""
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What has become of the ranks of a job when it went on as a new incarnation (`Reform`)."""
+    """The change of a job's ranks between two incarnations (`Reform`)."""
 
     former: list[int]
     """By rank: its number before; -1 of one that has joined now."""
@@ -197,8 +199,7 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a rank needs to know about its job.  ``trees`` is empty where nothing folds, and ``reason`` then says
-    why."""
+    """The controller's plan of a job for one rank.  ``trees`` is empty if nothing folds, and ``reason`` says why."""
 
     job: str
     epoch: int
@@ -233,7 +234,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Resumption ticket: the controller's own sealed record of the job, opaque to ranks, which give it back in `Watch`
     so that a controller that was started anew can go on with the job; empty: this rank holds none."""
     waits: bool = False
-    """Whether other ranks hold the job's ticket, and this one registers with a new controller once one of them has."""
+    """True if other ranks hold the job's ticket, so that this one registers with a new controller after one of them
+    has."""
     controllers: list[str] = []
     """gRPC addresses at which this fabric's controller or its standby may answer, besides those that the rank knows."""
     stand_in: str = ""
@@ -242,7 +244,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     folds_until: int = 0
     """With ``stand_in``: the number of the last operation that folds, which some rank has begun."""
     fold_address: str = ""
-    """Of an RC rank: the fold address of its host, from which its *in* queue pairs lead."""
+    """For an RC rank: the fold address of its host, which is the peer of its *in* queue pairs."""
     verb: Verb = "write"
     """How all ranks of the job send data."""
     change: Change | None = None
@@ -251,24 +253,24 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Most packets of a message: all ranks cut what they send on a stream into messages of ``message`` packets, or of a
     quarter of the stream's slots where those are fewer; 0: each rank as it likes."""
     presence: bool = True
-    """Whether contributions with lanes and contributions without may meet in a slot (docs/protocol.md, "Packets without
-    lanes"): not where NICs take part, nor on BMv2, where no packet can grow."""
+    """True if contributions with and without lanes may meet in a slot (docs/protocol.md, "Packets without lanes").  It
+    is False if NICs take part, and on BMv2, where no packet can grow."""
     inside: bool = False
-    """Whether this rank has no trees because its machine has more ranks than the machine with the fewest: the first
-    ranks of its machine fold what it adds in their shared memory (``machines``)."""
+    """True if this rank has no trees because its machine has more ranks than the machine with the fewest: the first
+    ranks of its machine fold its data, which it adds in their shared memory (``machines``)."""
 
     shared: str = ""
-    """What all plans of the job say alike, compressed (wire/plans.py): ``peers``, ``machines``, ``ring`` and
-    ``places``, which are empty then.  Empty: they are in their own fields."""
+    """The common parts of all plans of the job, compressed (wire/plans.py): ``peers``, ``machines``, ``ring`` and
+    ``places``, which are empty then.  Empty: these fields have them."""
 
     @property
     def folds(self) -> bool:
-        """Whether switches fold for this job."""
+        """True if switches fold for this job."""
         return bool(self.trees) or self.inside
 
     @property
     def registers(self) -> bool:
-        """Whether a controller that was started anew can go on with the job, so that this rank registers there."""
+        """True if a newly started controller can continue the job, so that this rank registers there."""
         return bool(self.ticket.value) or self.waits
 
 
@@ -281,7 +283,7 @@ class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: Int32
     epoch: Int32
     lacks: Text = ""
-    """What this rank lacks to fold; empty: nothing."""
+    """The resource that this rank lacks to fold; empty: nothing."""
     timeout: Seconds = 10.0
     """Seconds to wait for the other ranks."""
     secret: Secret = Secret()
@@ -291,7 +293,7 @@ class AllOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer to `Opened`."""
 
     lacking: dict[int, str] = {}
-    """What each rank lacks, by rank; empty: they fold."""
+    """Rank -> the resource that it lacks; empty: all ranks fold."""
     ticket: Secret = Secret()
     """Where ranks lack something: takes the place of the plan's ticket, by which the switches fold; empty where the
     plan has none."""
@@ -345,7 +347,7 @@ class Reform(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finished: Count
     """Number of the last operation of all ranks that this rank has finished; 0: none."""
     grows: bool = False
-    """Whether ranks that wait to join are to be let in.  They are where all ask so and no rank is gone."""
+    """True if ranks that wait to join should be admitted.  They are if all ranks ask for it and no rank is gone."""
     timeout: Seconds = 10.0
     """Seconds to wait for the other ranks."""
     secret: Secret = Secret()
@@ -373,7 +375,7 @@ class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     planned: Int32 = 0
     """``round`` of that plan."""
     folds: bool = False
-    """Whether by that plan the switches fold."""
+    """True if the switches fold according to that plan."""
     round: Int32 = 0
     """Number of the last recovery round that this rank was told of (`Halt`); 0: of none.  Where it is higher than the
     plan's, the rank stands still."""
@@ -426,7 +428,7 @@ class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OwnPairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an RC rank's NIC has chosen for one stream."""
+    """The values that an RC rank's NIC has chosen for one stream."""
 
     out_qp: QueuePair
     """Number of the queue pair whose packets are contributions."""
@@ -448,7 +450,7 @@ class Connect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: Int32
     epoch: Int32
     round: Int32
-    """That of the plan."""
+    """The plan's round."""
     pairs: Annotated[list[OwnPairs], msgspec.Meta(max_length=MAX_STREAMS)]
     """One for each stream: data of the first tree, agreement of the first tree, data of the second tree, ..."""
     timeout: Seconds = 30.0

@@ -19,9 +19,9 @@ class AskStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Outcomes(msgspec.Struct, frozen=True):
-    """What became of contributions, results and NAKs at a switch, in packets, in the order of p4src/verdict.p4.
+    """Counts of packets at a switch, by the fate of contributions, results and NAKs, in the order of p4src/verdict.p4.
 
-    All but ``first`` are repeats, what should have come later, or NAKs.
+    All except ``first`` are repeats, packets ahead of a missing one, or NAKs.
     """
 
     first: int = 0
@@ -85,7 +85,7 @@ class SwitchStatus(msgspec.Struct, frozen=True):
     """Packets from hosts that it dropped because their ICRC was wrong."""
     folded: Outcomes = Outcomes()
     drained: bool = False
-    """Whether an operator has taken it out of use."""
+    """True if an operator has taken it out of use."""
     device_id: int = 0
     """P4Runtime device id of the switch at the address ``grpc``."""
     punts: Punts = Punts()
@@ -137,7 +137,7 @@ class LinkStatus(msgspec.Struct, frozen=True):
     reorder: float = 0.0
     corrupt: float = 0.0
     drained: bool = False
-    """Whether an operator has taken it, or one of its switches, out of use."""
+    """True if an operator has taken it, or one of its switches, out of use."""
     problem: str = ""
     """Why it is down; empty where it is up, or a switch is down."""
 
@@ -198,7 +198,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     rc: list[int] = []
     """Ranks that fold with queue pairs of their NICs (kind "rc"); all others have windowed end points."""
     unconnected: list[int] = []
-    """Those of them whose queue pairs the controller waits for, before it can write entries for a plan."""
+    """Ranks of these whose queue pairs the controller waits for, before it can write entries for a plan."""
 
 
 class Totals(msgspec.Struct):
@@ -267,8 +267,8 @@ EventKind = Literal[
     "up", "down", "killed", "link down", "link up", "re-planned", "drained", "undrained", "adopted", "joined",
     "finished", "lost", "fault", "fault ended",
 ]
-"""What has happened: to a switch (``killed``: its process is gone), a link, a job (``joined``: all its ranks have), or
-by an operator."""
+"""Kinds of events: of a switch (``killed``: its process is gone), a link, a job (``joined``: all its ranks have), or an
+operator's action."""
 
 
 class FabricEvent(msgspec.Struct, frozen=True):
@@ -282,7 +282,7 @@ class FabricEvent(msgspec.Struct, frozen=True):
     target: str
     """Name of the switch, link (its two ends) or job."""
     text: str
-    """What happened to it, why, and how long it took; without the target's name."""
+    """Description of the event, its cause, and its duration; without the target's name."""
 
 
 class Note(Protocol):
@@ -363,7 +363,7 @@ class AskConnections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class QueuePairUse(msgspec.Struct, frozen=True):
-    """What a destination queue pair means on one link of a job's tree."""
+    """The meaning of a destination queue pair on one link of a job's tree."""
 
     link: str
     """The link, by the end at the switch that is nearer to the root."""
@@ -379,7 +379,7 @@ class QueuePairUse(msgspec.Struct, frozen=True):
     slots: int
     """Slots of the stream on each switch, a power of two: a packet's is its PSN modulo this."""
     up: bool
-    """Whether these are contributions on their way to the root, or results on their way to the ranks."""
+    """True for contributions on their way to the root; False for results on their way to the ranks."""
     who: str
     """Whose contributions, or to whom results go: "rank 3 (h4)", or a switch."""
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all plans of a job say alike, compressed once for all ranks: of a job of 1,023 ranks, 70 KB that become 13.
+"""The common parts of all plans of a job, compressed once for all ranks: in a job of 1,023 ranks, 70 KB become 13.
 
     controller  SharedParts --pack--> Plan.shared, the same in the plan of each rank
-    rank        Plan --whole--> the plan with all of it in its fields
+    rank        Plan --whole--> the plan with all of these in its fields
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _decoder: Final = msgspec.json.Decoder(SharedParts)
 
 
 def pack(shared: SharedParts) -> str:
-    """What stands in ``Plan.shared``."""
+    """The value of ``Plan.shared``."""
     return base64.b64encode(zlib.compress(msgspec.json.encode(shared))).decode()
 
 

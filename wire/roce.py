@@ -92,12 +92,12 @@ class Opcode(IntEnum):
 
     @property
     def has_reth(self) -> bool:
-        """Whether packets of this opcode carry the RDMA extended transport header; FIRST and ONLY of a WRITE do."""
+        """True if packets of this opcode carry the RDMA extended transport header; FIRST and ONLY of a WRITE do."""
         return self in (Opcode.WRITE_FIRST, Opcode.WRITE_ONLY, Opcode.WRITE_ONLY_IMMEDIATE)
 
     @property
     def has_immediate(self) -> bool:
-        """Whether packets of this opcode carry four bytes for the receiver's completion, after the other headers."""
+        """True if packets of this opcode carry four bytes for the receiver's completion, after the other headers."""
         return self in (Opcode.SEND_LAST_IMMEDIATE, Opcode.SEND_ONLY_IMMEDIATE, Opcode.WRITE_LAST_IMMEDIATE,
                         Opcode.WRITE_ONLY_IMMEDIATE)
 
@@ -161,7 +161,7 @@ def ip_packet_bytes(opcode: Opcode, path_mtu: int = PATH_MTU) -> int:
 
 
 def mtu_remedy(path_mtu: int) -> str:
-    """What to do about a link whose MTU is too small for packets of a path MTU."""
+    """Advice on a link whose MTU is too small for packets of a path MTU."""
     mtu = LINK_MTUS.get(path_mtu) or ip_packet_bytes(Opcode.WRITE_FIRST, path_mtu)
     smaller = f", or path_mtu = {PATH_MTU} in the fabric's file" if path_mtu > PATH_MTU else ""
     return f"`ip link set dev ... mtu {mtu}`{smaller}"
@@ -184,7 +184,7 @@ def icrc(ip_packet: bytes) -> bytes:
 
 
 def is_udp_port(port: int) -> bool:
-    """Whether RoCEv2 may arrive at this UDP port: ``UDP_PORT``, or one of ``UDP_PORTS``."""
+    """True if RoCEv2 may arrive at this UDP port: ``UDP_PORT``, or one of ``UDP_PORTS``."""
     return port == UDP_PORT or port in UDP_PORTS
 
 
@@ -207,8 +207,9 @@ def sealed(
 
 
 def icrc_change(src: int, dst: int, source_port: int, port: int, queue_pair: int, rest: int) -> int:
-    """What addresses, UDP ports and destination queue pair change of a packet's ICRC: the number to be added to
-    it (exclusive or) where they are zero.  A CRC is linear, so that it is the same whatever else the packet has.
+    """The change of a packet's ICRC by its addresses, UDP ports and destination queue pair: the number to be added
+    (exclusive or) to the ICRC of the packet with zeros there.  A CRC is linear, so the rest of the packet does not
+    matter.
 
     source_port, port  UDP source and destination port
     rest               bytes behind the BTH up to the ICRC
@@ -237,14 +238,15 @@ def psn_age(psn: int, other: int) -> int:
 
 
 def order_of(psn: int, previous: int) -> int:
-    """What a windowed packet says of the one that left before it to the same neighbour: how far the PSN below its own
-    is from there.  0 for a packet that follows the one below it, ORDER_UNSAID for one too far away."""
+    """The order field of a windowed packet, about the packet that left before it to the same neighbour: the distance
+    from that packet's PSN to the PSN below its own. 0 for a packet that follows the one below it, ORDER_UNSAID for one
+    too far away."""
     order = psn_age(psn - 1, previous)
     return order if abs(order) < -ORDER_UNSAID else ORDER_UNSAID
 
 
 def order_bytes(order: int) -> tuple[int, int]:
-    """What an order adds to the FECN/BECN byte and to the byte of the acknowledge request."""
+    """The bits of an order field in the FECN/BECN byte and in the byte of the acknowledge request."""
     return order >> 7 & 0x3F, order & 0x7F
 
 

@@ -37,9 +37,10 @@ from netfold.topo.rxe.frames import HEADER, MOST_RUN, Kind, pack
 from netfold.wire import faults
 
 SILENT_SECONDS: Final = 15.0
-"""Seconds without a word of the launcher, which says each second that it is there, until this machine's part ends."""
+"""Seconds of the launcher's silence after which this machine's part ends; the launcher sends a sign of life each
+second."""
 LOOK_SECONDS: Final = 1.0
-"""Seconds between looks at what runs here."""
+"""Seconds between checks of the processes here."""
 HANDED_IN: Final = "NETFOLD_MACHINE"
 """Environment variable for this program inside its sandbox: the numbers of three descriptors, of the description, of
 the machine's own network namespace, and of the frames' way out; and the name of the interface to the other machines."""
@@ -48,7 +49,7 @@ TCP: Final = "tcp:"
 
 
 class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an agent says once its part runs: its folder, and the processes of hosts and switches by name."""
+    """An agent's report that its part runs: its folder, and the processes of hosts and switches by name."""
 
     folder: str
     hosts: dict[str, int]

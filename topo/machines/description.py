@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each machine of a fabric runs, as data that travels: nodes, and the cables to other machines.
+"""Each machine's part of a fabric, as data that can be sent: nodes, and the cables to other machines.
 
 A cable between machines is a VXLAN interface (RFC 7348) at either end, with a network identifier (VNI) of its own and
 one unicast remote.  A cable inside a machine is a veth pair, as everywhere else.
@@ -19,12 +19,12 @@ from netfold.fabric.placement import PlacementError, cables_between, place
 from netfold.wire.roce import LINK_MTUS, PATH_MTU, Opcode, ip_packet_bytes
 
 FIRST_VNI: Final = 4000
-"""VNI of the first cable where nothing else is asked for; a second fabric on the same machines needs others."""
+"""Default VNI of the first cable; a second fabric on the same machines needs others."""
 MOST_VNI: Final = (1 << 24) - 1
 VXLAN_PORT: Final = 4789
 """UDP port of VXLAN (RFC 7348)."""
 VXLAN_BYTES: Final = 50
-"""What VXLAN over IPv4 adds to an IP packet: outer IPv4, UDP and VXLAN headers, and the inner Ethernet header."""
+"""Bytes that VXLAN over IPv4 adds to an IP packet: outer IPv4, UDP and VXLAN headers, and the inner Ethernet header."""
 
 PLAIN_MTU: Final = 1500
 """MTU of plain Ethernet."""
@@ -50,14 +50,14 @@ class VxlanCable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one machine runs.
+    """One machine's part of a fabric.
 
     version     of NetFold, the same on all machines
     fabric      the whole fabric; its gRPC addresses are replaced by sockets in each machine's own folder
     nodes       names of the switches and hosts of this machine
     address     of this machine, to which the other ends of its cables send
-    controller  whether the controller runs here
-    mtu         of all links; the underlay's is VXLAN_BYTES more at least
+    controller  True if the controller runs here
+    mtu         of all links; the underlay's is at least VXLAN_BYTES more
     """
 
     version: Text
@@ -100,7 +100,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def describe(fabric: Fabric, machines: Sequence[ListedMachine], first_vni: int = FIRST_VNI,
              underlay: int | None = None) -> list[Description]:
-    """What each machine runs, in their order.  Raises FabricError.
+    """Each machine's part, in their order.  Raises FabricError.
 
     first_vni  VNI of the cable of link 0; that of link n is n more
     underlay   as in `link_mtu`
@@ -148,7 +148,7 @@ def link_mtu(path_mtu: int, underlay: int | None = None) -> int:
 
 
 def remedy(path_mtu: int) -> str:
-    """What to do about an underlay whose MTU is too small for a path MTU."""
+    """Advice on an underlay whose MTU is too small for a path MTU."""
     other = f", or --path-mtu {PATH_MTU}" if path_mtu > PATH_MTU else ""
     return f"Expected an MTU of {needed_mtu(path_mtu) + VXLAN_BYTES} at least between the machines{other}"
 

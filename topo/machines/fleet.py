@@ -46,7 +46,7 @@ from netfold.wire import faults, operator
 READY_SECONDS: Final = 120.0
 """Seconds for all machines to start their parts."""
 SILENT_SECONDS: Final = 6.0
-"""Seconds without a word of a machine, whose agent says each second that it is there, until it counts as cut off."""
+"""Seconds of a machine's silence after which it counts as cut off; its agent sends a sign of life each second."""
 STOP_SECONDS: Final = 15.0
 """Seconds for a machine to end its part after its line was closed."""
 LAUNCHERS: Final = {
@@ -55,7 +55,8 @@ LAUNCHERS: Final = {
 }
 """Short names of launchers."""
 SEATS: Final = "seats.json"
-"""File beside the fabric's with what `netfold run --fabric` needs: the line and the process of each host."""
+"""Name of a file beside the fabric's, with the data for `netfold run --fabric`: the line and the process of each
+host."""
 
 
 class Seat(msgspec.Struct, frozen=True):
@@ -135,9 +136,9 @@ class Fleet(Lifecycle):
         self._members: list[_Member] = []
         self._controller: subprocess.Popen[bytes] | None = None
         self.ranks: Mapping[str, Sequence[int]] = {}
-        """Ranks of the job that the launcher runs, by host, for what is said of a lost machine."""
+        """Host -> ranks of the job that the launcher runs there, for messages about a lost machine."""
         self.is_up = False
-        """Whether all of it has started."""
+        """True if all of it has started."""
 
     # ---- starting and stopping --------------------------------------------------------------------------------------
 
@@ -250,7 +251,7 @@ class Fleet(Lifecycle):
 
     @property
     def has_controller(self) -> bool:
-        """Whether the controller runs."""
+        """True if the controller runs."""
         return self._controller is not None
 
     def kill_controller(self) -> None:
@@ -301,7 +302,7 @@ class Fleet(Lifecycle):
             raise ControllerFailed(self._controller_failure(f"ended with status {status}"))
 
     def loss(self, description: Description, why: str) -> str:
-        """What is said of a machine that was lost: what was on it."""
+        """The message about a lost machine: its nodes and ranks."""
         ranks = [f"{rank} ({host})" for host in description.hosts for rank in self.ranks.get(host, ())]
         cables = [f"{cable.switch}:{cable.port} - {cable.there} (to {cable.machine})" for cable in description.cables]
         lines = [f"machine {description.machine} ({description.address}) is cut off or has failed: {why}. On it were:",
@@ -329,7 +330,7 @@ class Fleet(Lifecycle):
         return self.fabric.jobs
 
     def runs(self, node: str) -> bool:
-        """Whether a node has a namespace: all have."""
+        """True if a node has a namespace: all have."""
         return True
 
     def machines(self) -> list[str]:
@@ -341,7 +342,7 @@ class Fleet(Lifecycle):
         return next(description.machine for description in self.descriptions if node in description.nodes)
 
     def place_of(self, machine: str) -> tuple[str, str, str]:
-        """Of a machine: its folder there, its line's socket here, and the Python there."""
+        """For a machine: its folder there, its line's socket here, and the Python there."""
         member = next(member for member in self._members if member.name == machine)
         assert member.ready is not None
         return member.ready.folder, str(self._line(member)), self._python

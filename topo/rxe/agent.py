@@ -45,15 +45,15 @@ class CarriedConnection:
         connected.setblocking(False)
         self.socket = connected
         self.waiting: collections.deque[bytes] = collections.deque()
-        """What its other end has not taken yet."""
+        """Data that its other end has not read yet."""
         self.size = 0
         """Bytes of that."""
         self.full = False
-        """Whether the machine outside was told to send no more of it."""
+        """True if the machine outside was told to stop sending."""
         self.closing = False
-        """Whether it is closed once that has been taken."""
+        """True if it is to be closed once that data has been read."""
         self.held = False
-        """Whether what it brings is left where it is."""
+        """True if its incoming data is left unread for now."""
 
 
 class Agent:

@@ -27,7 +27,7 @@ from netfold.topo.rxe.frames import MOST, Kind, Splitter, pack
 HANDED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGABRT, signal.SIGUSR1, signal.SIGUSR2,
                     signal.SIGQUIT)
 GUEST_LOST: Final = 126
-"""Status where the guest ended before the command did."""
+"""Exit status if the guest ended before the command did."""
 
 
 def command(line: str, argv: Sequence[str], only: Collection[str] = ()) -> list[str]:

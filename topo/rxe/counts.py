@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the RDMA device of a guest has sent, repeated and acknowledged.
+"""Counts of packets that the RDMA device of a guest has sent, repeated and acknowledged.
 
 The device counts its packets, errors and NAKs (hw_counters), but not data and acknowledgements apart, and no repeats.
-So filters of tc count on the interface what it sends and receives: data (SEND and WRITE, opcodes 0x00 to 0x0f) and
+So filters of tc count packets on the interface, in both directions: data (SEND and WRITE, opcodes 0x00 to 0x0f) and
 acknowledgements (opcode 0x11: ACK, NAK, RNR NAK).  Data sent, less the data of its messages, was sent again.
 """
 
@@ -36,12 +36,12 @@ class NicCounts(msgspec.Struct, frozen=True):
     rnr_received: int = 0
     """RNR NAKs: wait, and send it again."""
     duplicates_received: int = 0
-    """Data packets that it had."""
+    """Data packets that had already arrived."""
     errors: int = 0
     """Retries that were used up, and packets that could not be sent."""
 
     def since(self, before: NicCounts) -> NicCounts:
-        """What was counted from one reading to another."""
+        """The counts between two readings."""
         return NicCounts(*(now - then for now, then in
                            zip(msgspec.structs.astuple(self), msgspec.structs.astuple(before), strict=True)))
 

@@ -16,7 +16,7 @@ from netfold.host.native.library import PROCESSOR_VARIABLE
 from netfold.topo.failures import FabricFailed
 
 PROCESSOR: Final = "x86-64-v2"
-"""What both are, as gcc's -march names it."""
+"""The processor of both, as gcc's -march names it."""
 SECONDS: Final = 300.0
 _LIBRARIES: Final = "usr/lib/x86_64-linux-gnu"
 _PROGRAM: Final = """
@@ -32,8 +32,8 @@ class EnginesFailed(FabricFailed):
 
 
 def environment(userland: Path) -> dict[str, str]:
-    """What the environment of ranks in guests has in common with that of the compiler here: all of it is part of the
-    name by which an engine is found, and a guest that does not find one compiles it, which takes minutes.
+    """The environment variables that ranks in guests share with the compiler here.  All of them are part of the name of
+    a compiled engine; a guest that does not find the engine compiles it, which takes minutes.
 
     userland  tree with libibverbs and its headers (packages.userland)
     """

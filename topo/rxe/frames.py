@@ -14,20 +14,20 @@ from typing import Final
 
 HEADER: Final = struct.Struct("!IBI")
 MOST: Final = 1 << 16
-"""Bytes of a frame's content at most, but for RUN."""
+"""Most bytes of a frame's content, except that of RUN."""
 MOST_RUN: Final = 1 << 24
-"""Bytes of a RUN, whose environment may be large, of a DESCRIBE, and of a READY."""
+"""Most bytes of a RUN, whose environment may be large, of a DESCRIBE, and of a READY."""
 MOST_WAITING: Final = 1 << 20
-"""Bytes that wait for a program before the other side is told to hold: a reader that stands still stops the one who
-writes, as a pipe does, and fills no memory."""
+"""Bytes that wait for a program before the other side is told to hold: a reader that stands still stops its writer, as
+a pipe does, and fills no memory."""
 LEAST_WAITING: Final = MOST_WAITING // 4
-"""Bytes that are left when it goes on."""
+"""Waiting bytes at which it may send again."""
 FROM_GUEST: Final = 1 << 31
 """Set in the numbers of channels that the guest opens."""
 
 
 class Kind(enum.IntEnum):
-    """What a frame says."""
+    """The kind of a frame."""
 
     RUN = 1
     """To the guest: run a command; JSON {"argv": [...], "env": {...}, "cwd": "..."}."""
@@ -42,25 +42,25 @@ class Kind(enum.IntEnum):
     EXIT = 6
     """From the guest: the command has ended; its status as four bytes with sign, negative: by that signal."""
     OPEN = 7
-    """From the guest: somebody has connected to a socket; its number among those of this machine, two bytes."""
+    """From the guest: a program has connected to a socket; its number among those of this machine, two bytes."""
     DATA = 8
     """Both ways: bytes of such a connection."""
     CLOSE = 9
     """Both ways: such a connection has ended."""
     READY = 10
-    """From the guest: the agent runs; what follows is the agent's to say."""
+    """From the guest: the agent runs; the content is the agent's."""
     DESCRIBE = 11
-    """To another machine, first of all: what it runs, as JSON (machines/description.py)."""
+    """To another machine, first of all: its part, as JSON (machines/description.py)."""
     FAILED = 12
-    """From another machine: it cannot do that, or something that it runs has ended; text."""
+    """From another machine: a request failed, or one of its processes has ended; text."""
     CONNECT = 13
     """To another machine: connect this channel to a socket there; the socket's name."""
     ALIVE = 14
     """Both ways, without content: this side is there."""
     HOLD = 15
-    """Both ways: send nothing more of this channel until GO, since nobody takes it here."""
+    """Both ways: send no more data of this channel until GO, since it is not read."""
     GO = 16
-    """Both ways: go on with it."""
+    """Both ways: data of this channel may be sent again."""
 
 
 class BadFrame(ValueError):

@@ -36,7 +36,7 @@ class Guests:
         self._engines: dict[str, str] = {}
         self.machines: dict[str, Machine] = {}
         self.boot_seconds: dict[str, float] = {}
-        """Seconds from the start of each machine until it could be used."""
+        """Seconds from the start of each machine until it was usable."""
 
     @property
     def names(self) -> Collection[str]:
@@ -71,7 +71,7 @@ class Guests:
             machine.execute(configuration(link), f"configuring the network of {link.guest}")
 
     def nic_counts(self) -> dict[str, counts.NicCounts]:
-        """What the RDMA device of each machine has counted since its start.  Raises GuestFailed."""
+        """Counts of each machine's RDMA device since its start.  Raises GuestFailed."""
         return {link.guest: counts.read(self.machines[link.guest], interface_name(link)) for link in self._links}
 
     def check(self) -> None:

@@ -22,8 +22,8 @@ MODULES: Final = (
     "virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay", "virtio_net", "crc32_generic", "rdma_rxe",
     "ib_uverbs", "sch_htb", "sch_ingress", "cls_u32", "act_gact",
 )
-"""What is loaded; rdma_rxe asks the kernel's crypto for CRC-32 by name, which its dependencies do not say.  The last
-four shape what a guest sends, and count it."""
+"""Kernel modules to load; rdma_rxe asks the kernel's crypto for CRC-32 by name, which its dependencies do not show.
+The last four shape and count the guest's traffic."""
 ROOT_TAG, PACKAGES_TAG, SHARE_TAG = "root", "packages", "share"
 """Names of the 9p devices."""
 PORT: Final = "netfold"

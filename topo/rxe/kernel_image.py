@@ -22,7 +22,7 @@ FIRST_WITH_PAYLOAD: Final = 0x208
 """The version from which on an image says where its payload is."""
 XZ: Final = b"\xfd7zXZ\0"
 ELF: Final = b"\x7fELF\2\1"
-"""Of 64 bits, with the least significant byte first."""
+"""The beginning of a 64-bit ELF file, least significant byte first."""
 PT_NOTE: Final = 4
 XEN: Final = b"Xen\0"
 PHYS32_ENTRY: Final = 18

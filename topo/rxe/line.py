@@ -21,11 +21,11 @@ from netfold.topo.rxe.frames import FROM_GUEST, LEAST_WAITING, MOST_WAITING, Bad
 log = logging.getLogger(__name__)
 
 DOOR_CONNECTIONS = 64
-"""Connections at once that came to the doors of one line; one more takes the place of the oldest."""
+"""Most connections at once at the doors of one line; one more replaces the oldest."""
 BUSY_SECONDS = 0.05
-"""Seconds until the next attempt to take a connection where this process has no descriptor left."""
+"""Seconds until the next attempt to accept a connection when this process has no descriptor left."""
 ALIVE_SECONDS = 1.0
-"""Seconds between frames that say to another machine that this side is there."""
+"""Seconds between frames that tell another machine that this side is alive."""
 
 
 @dataclass
@@ -35,19 +35,19 @@ class _Peer:
     socket: socket.socket
     channel: int
     splitter: Splitter | None = None
-    """Of what `attach` says; None for a connection's plain bytes."""
+    """Splits the frames of `attach`; None for a connection's plain bytes."""
     waiting: collections.deque[bytes] = field(default_factory=collections.deque)
-    """What it has not taken yet."""
+    """Data that it has not read yet."""
     size: int = 0
     """Bytes of that."""
     full: bool = False
-    """Whether there is so much of it that nobody sends more."""
+    """True if there is so much waiting data that its sender was told to stop."""
     held: bool = False
-    """Whether the agent's side takes no more of it for now."""
+    """True if the agent's side accepts no more of its data for now."""
     closing: bool = False
-    """Whether it is closed once it has taken that."""
+    """True if it is to be closed once it has read that data."""
     visits: bool = False
-    """Whether it came to a door."""
+    """True if it came to a door."""
 
 
 class Line(threading.Thread):
@@ -68,13 +68,14 @@ class Line(threading.Thread):
         self.ready = threading.Event()
         """Set once the agent has answered."""
         self.ready_at = 0.0
-        """When it has (time.monotonic)."""
+        """Time of that answer (time.monotonic)."""
         self.said = b""
-        """What the agent said with it."""
+        """The content of that answer."""
         self.heard_at = 0.0
-        """When the agent was last heard (time.monotonic)."""
+        """Time of the agent's last frame (time.monotonic)."""
         self.failures: collections.deque[str] = collections.deque()
-        """What the agent says that it cannot do, or that has ended; whoever reads one takes it away."""
+        """Failures that the agent has reported: refused requests, and processes that have ended; reading one removes
+        it."""
         self._doors = {door: name for name, door in (doors or {}).items()}
         self._alive = alive
         self._sockets = sockets

@@ -29,14 +29,14 @@ from netfold.topo.rxe import attach, image, packages
 from netfold.topo.rxe.line import Line
 
 BOOT_SECONDS: Final = 400.0
-"""Seconds for a guest's agent to answer: 5 to 9 are usual, 140 where ten others want each core."""
+"""Seconds for a guest's agent to answer: 5 to 9 are usual, 140 on a machine with ten others for each core."""
 MEMORY: Final = 448
 """MiB of a guest."""
 EXECUTE_SECONDS: Final = 120.0
 PROCESSOR: Final = "Nehalem,+rdrand"
-"""What QEMU emulates: x86-64-v2, which numpy asks for, and random numbers, which the kernel would compute at the start,
-for a second.  A processor with enhanced `rep movsb` (ERMS), as "max" is, makes kernel and libc copy byte by byte here,
-five times slower; AVX is slower than SSE."""
+"""The processor that QEMU emulates: x86-64-v2, which numpy needs, with a random number generator, which otherwise costs
+the kernel a second at the start.  A processor with enhanced `rep movsb` (ERMS), as "max" is, makes kernel and libc copy
+byte by byte here, five times slower; AVX is slower than SSE."""
 AGENT: Final = (
     "import sys; sys.path[:0] = {paths!r}; from netfold.topo.rxe.agent import main; main(*sys.argv[1:])"
 )
@@ -60,7 +60,7 @@ class Nic:
 
 @dataclass(frozen=True)
 class System:
-    """What all machines of a fabric boot.
+    """The system that all machines of a fabric boot.
 
     share    folder that guests read and write at the path that it has here
     sockets  unix sockets here that guests reach at the same paths

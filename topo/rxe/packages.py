@@ -35,7 +35,7 @@ USERLAND: Final = (
     "busybox-static", "libibverbs1", "ibverbs-providers", "ibverbs-utils", "libibverbs-dev", "perftest", "librdmacm1",
     "libibumad3", "libnl-3-200", "libnl-route-3-200", "libpci3",
 )
-"""What a guest has beside the file system of this machine, and what the rail "verbs" is built with."""
+"""Packages that a guest has in addition to this machine's file system, and with which the rail "verbs" is built."""
 KERNEL: Final = "linux-image-amd64"
 """Depends on the distribution's newest kernel; the kernels for clouds have no rdma_rxe."""
 QEMU: Final = "qemu-system-x86_64"
@@ -44,7 +44,7 @@ PROGRAMS: Final = {QEMU: "qemu-system-x86", "setpriv": "util-linux", "rdma": "ip
 """Programs that have to be installed, and the Debian packages that bring them."""
 DOWNLOAD_SECONDS: Final = 600.0
 ASK_SECONDS: Final = 180.0
-"""For an answer of apt, which takes a second on a quiet machine."""
+"""Seconds for an answer of apt, which takes a second on a quiet machine."""
 
 
 class PackagesMissing(FabricFailed):
@@ -60,9 +60,9 @@ class Kernel:
     """A kernel as its package has it."""
 
     release: str
-    """As `uname -r` says it."""
+    """The release, as `uname -r` prints it."""
     image: Path
-    """What QEMU boots."""
+    """The kernel image for QEMU."""
     modules: Path
     """Folder with all its modules."""
 
@@ -79,7 +79,7 @@ def cache() -> Path:
 
 
 def lacking() -> str | None:
-    """What this machine lacks to run virtual machines, in words, or None; nothing is downloaded."""
+    """The missing requirements of this machine for virtual machines, in words, or None; nothing is downloaded."""
     if (lacks := lacking_programs()) is not None:
         return lacks
     try:
@@ -90,7 +90,8 @@ def lacking() -> str | None:
 
 
 def lacking_programs() -> str | None:
-    """What of it is not a package that is downloaded: found without asking apt, which takes a second."""
+    """The missing requirements among the programs, which are not downloaded: found without apt, which takes a
+    second."""
     if missing := sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None}):
         return f"not installed: {' '.join(missing)}; sudo apt-get install --no-install-recommends {' '.join(missing)}"
     if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
@@ -214,7 +215,7 @@ def _kernel_package() -> str:
 
 @functools.lru_cache(maxsize=16)
 def _ask(words: tuple[str, ...], what: str, _path: str) -> str:
-    """What apt-cache answers, which takes it a second: a process asks once."""
+    """The answer of apt-cache, which takes a second: a process asks once."""
     return _run(["apt-cache", *words], what)
 
 
