@@ -55,7 +55,7 @@ MACHINE_SCALES: Final[dict[Engine, Scale]] = {
 
 Hosts = Literal["namespaces", "rxe"]
 RAILS: Final[dict[Hosts, Rail]] = {"namespaces": "innet", "rxe": "verbs"}
-"""What carries the gradients."""
+"""The rail that carries the gradients."""
 TIMEOUTS: Final[dict[Hosts, float]] = {"namespaces": 10.0, "rxe": 60.0}
 """Seconds that a rank waits for the others."""
 

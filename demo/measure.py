@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo measures on a running fabric: the training, then the same allreduce by each way over the same links.
+"""The demo's measurements on a running fabric: the training, then the same allreduce by each way over the same links.
 
 Workers in namespaces are processes of their own for each of these.  A virtual machine takes many seconds to start
 Python and import NetFold: a worker there is one process for all of it (turns.py).
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from netfold.topo.rxe.hosts import Guests
 
 Lines = Iterator[tuple[int, str]]
-"""What the ranks print: rank and line."""
+"""The ranks' output: rank and line."""
 
 TRAIN_SECONDS: Final = 300.0
 TIMING_SECONDS: Final = 60.0
@@ -43,7 +43,7 @@ NAMES: Final = {"innet": "in the network", "verbs": "in the network", "ring": "r
 
 
 class DemoMeasurement(NamedTuple):
-    """What was measured.
+    """The measured traffic.
 
     trained  on all links, during the training
     folded   packets that the workers' own switches took into slots, during the training

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo measured: the record, its JSON file, and the tables on the terminal."""
+"""The demo's results: the record, its JSON file, and the tables on the terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LinkBytes(msgspec.Struct, frozen=True):
 
 
 class TreeTotals(msgspec.Struct, frozen=True):
-    """What one tree carried, summed over all ranks."""
+    """Totals of one tree, summed over all ranks."""
 
     root: str
     gradient_bytes: int
@@ -39,7 +39,7 @@ class TreeTotals(msgspec.Struct, frozen=True):
 
 
 class NicTotals(msgspec.Struct, frozen=True):
-    """What the RDMA device of one virtual machine sent, repeated and acknowledged during training, in packets."""
+    """Packets that the RDMA device of one virtual machine sent, repeated and acknowledged during training."""
 
     host: str
     data_sent: int
@@ -69,7 +69,8 @@ class DemoReport(msgspec.Struct, frozen=True):
 
     engine: str
     hosts: str
-    """What the workers ran in: "namespaces", with our end points, or "rxe", machines with Linux's RDMA stack."""
+    """The workers' hosts: "namespaces", with NetFold's end points, or "rxe", virtual machines with Linux's RDMA
+    stack."""
     ranks: int
     leaves: int
     spines: int
@@ -81,10 +82,10 @@ class DemoReport(msgspec.Struct, frozen=True):
     """Duration of the training."""
     seconds_in_allreduce: float
     rail: str
-    """What carried the gradients: "innet", or "tcp" where the switches did not fold."""
+    """The rail that carried the gradients: "innet", or "tcp" if the switches did not fold."""
     explain: str
     final_weights_equal: bool
-    """Whether all ranks ended with the same weights, bit for bit."""
+    """True if all ranks ended with the same weights, bit for bit."""
     weights_sha256: str
     max_abs_diff_vs_single: float
     """Largest difference between a final weight and that of the training in a single process."""
@@ -130,7 +131,7 @@ def traffic(links: Sequence[LinkStatus]) -> Traffic:
 
 
 def difference(before: Traffic, after: Traffic) -> Traffic:
-    """What was counted from one reading to another."""
+    """The traffic between two readings."""
     return {
         link: (there - before[link][0], back - before[link][1], lost - before[link][2])
         for link, (there, back, lost) in after.items()

@@ -36,7 +36,7 @@ CLASSES: Final = 10
 
 
 class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to train; the same on every rank."""
+    """The training; the same on every rank."""
 
     data: str
     """File that `save_digits` wrote."""
@@ -52,13 +52,13 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights: str = ""
     """File for the final weights of rank 0."""
     rail: Rail = "innet"
-    """What is to carry the gradients."""
+    """The rail for the gradients."""
     timeout: float = 10.0
     """Seconds that a rank waits for the others."""
     lane_bits: LaneBits = 32
     """Bits of an element of the gradient in a packet."""
     feedback: bool = False
-    """Whether the error that narrow lanes make is added to the next gradient (error feedback)."""
+    """True if the rounding error of narrow lanes is added to the next gradient (error feedback)."""
 
 
 class TrainingStep(msgspec.Struct, frozen=True, tag="step"):
@@ -80,7 +80,7 @@ class TreeCounts(msgspec.Struct, frozen=True):
 
 
 class TrainingResult(msgspec.Struct, frozen=True, tag="result"):
-    """What a rank reports at the end."""
+    """A rank's report at the end."""
 
     rank: int
     weights: str

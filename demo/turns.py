@@ -23,7 +23,7 @@ from netfold.demo.train import TrainingSpec
 from netfold.topo.allreduce_rank import RankSetup, serve
 
 READY: Final = "{}"
-"""What a rank prints once it has joined all that it times."""
+"""The line that a rank prints once it has joined all jobs that it times."""
 LOOK: Final = 0.1
 """Seconds between looks for a file."""
 

@@ -73,11 +73,11 @@ class LineChart:
     ticks: Sequence[str] | Sequence[float]
     series: Mapping[str, Sequence[Value | None]]
     empty: str = ""
-    """What the chart says where no series has a value."""
+    """The text of the chart if no series has a value."""
     y: str = ""
-    """What the values are, with the unit, where it differs from the other charts'."""
+    """The name of the values, with the unit, if it differs from the other charts'."""
     x: str = ""
-    """What the ticks are, with the unit, where it differs from the other charts'."""
+    """The name of the ticks, with the unit, if it differs from the other charts'."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class BarChart:
     groups: Mapping[str, Mapping[str, Value]]
     """The values of each group by series."""
     axis: str
-    """What the values are, with the unit."""
+    """The name of the values, with the unit."""
     base: float = 0.0
     """Where the bars begin."""
 
@@ -271,7 +271,7 @@ def _draw_lines(axes: Axes, chart: LineChart, looks: Mapping[str, Style], ratio:
 
 
 def _whiskers(values: Sequence[Whisker]) -> list[list[float]]:
-    """What whiskers reach below and above the middle."""
+    """The lengths of whiskers below and above the middle."""
     return [[value.middle - value.least for value in values], [value.most - value.middle for value in values]]
 
 

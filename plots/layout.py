@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps a figure's words apart: lines broken by measured width, legends that fit, ticks that are thinned or
+"""Keeps a figure's words apart: lines broken by measured width, legends that fit, ticks that are thinned or
 turned, and values with three digits."""
 
 from __future__ import annotations
@@ -183,5 +183,5 @@ def settle(figure: Figure) -> None:
 
 
 def _meet(left: Text, right: Text) -> bool:
-    """Whether two labels in one line are closer than a letter is wide."""
+    """True if two labels in one line are closer than a letter is wide."""
     return bool(right.get_window_extent().x0 < left.get_window_extent().x1 + 3)

@@ -47,7 +47,7 @@ class AnyFabricRow:
     fabric: str
     collective: str
     nbytes: int
-    """Of the buffer on each host."""
+    """Bytes of the buffer on each host."""
     scheme: str
     seed: int
     seconds: float

@@ -19,15 +19,16 @@ GIVE_UP = 0.05
 """Simulated seconds after which a run counts as unfinished: 50 time-outs, half the time until routing converges."""
 
 BASELINES: tuple[tuple[str, int], ...] = (("spray", 30), ("spray-rr", 30), ("spray-ideal", 30), ("reps", 40))
-"""What the paper compares with, and how many per cent earlier than that it finishes at best. Its spraying is ideal and
-its words do not say how; so each kind has its own verdict."""
+"""The schemes with which the paper compares, and by how many per cent it finishes earlier at best.  Its spraying is
+ideal, and it does not say how; so each kind has its own verdict."""
 SPRAYING: dict[str, str] = {"spray": "random", "spray-rr": "round-robin", "spray-ideal": "ideal"}
 """The kinds of packet spraying in words."""
 
 Key = tuple[object, ...]
 """(fabric, workload, size, state, number of links where it is not 1, seed)."""
 identity = attrgetter("fabric", "workload", "size", "scheme", "state", "links", "seed")
-"""What tells simulations apart: the same of a `ComparisonRow` and of the `points.Point` that it is the result of."""
+"""The values that distinguish simulations: the same for a `ComparisonRow` and the `points.Point` that it results
+from."""
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,9 @@ from netfold.sim.workload import COLLECTIVES
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What to simulate: every combination of these, healthy fabrics once for all numbers of links.
+    """The simulations to run: every combination of these, healthy fabrics once for all numbers of links.
 
-    Raises ValueError for names that do not exist and what cannot be simulated.
+    Raises ValueError for names that do not exist and combinations that cannot be simulated.
     """
 
     fabrics: Sequence[str] = ("leaf-spine",)

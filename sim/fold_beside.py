@@ -36,7 +36,7 @@ SEEDS: Final = (1, 2, 3, 4, 5)
 
 @dataclass(frozen=True)
 class BesideRow:
-    """What was simulated of a job that folds and a job that sends all-to-all at the same time."""
+    """The result for a job that folds and a job that sends all-to-all at the same time."""
 
     trees: str
     fold_bytes: int

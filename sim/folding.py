@@ -35,7 +35,7 @@ CHANNEL = np.dtype([("task", "u4"), ("edge", "u4"), ("packets", "u8"), ("last_by
 
 @dataclass(frozen=True)
 class FoldRules:
-    """What the controller plans for each stream of a fold."""
+    """The controller's plan for each stream of a fold."""
 
     slots: int = 512
     """Slots of all trees of a job together at a switch, a power of two; half of them are its window in packets."""
@@ -62,7 +62,7 @@ class SimulatedFold:
     """Bytes that each rank contributes."""
     trees: tuple[Tree, ...]
     machines: bool
-    """Whether leaves are machines that fold nothing, and hosts their GPUs."""
+    """True if leaves are machines that fold nothing, and hosts their GPUs."""
 
 
 def fold_graph(topology: Topology, *, machines: bool) -> nx.MultiGraph[str]:

@@ -34,7 +34,7 @@ class Grid:
     rows: int
     columns: int
     wraps: bool = False
-    """Whether the first and the last place of each row and column are neighbours too: a torus."""
+    """True if the first and the last place of each row and column are neighbours too: a torus."""
     rate: float = 400e9
     """Bit/s of each link, each way."""
     column_rate: float | None = None
@@ -231,5 +231,5 @@ ALGORITHMS: dict[str, Callable[[Grid, int], Workload]] = {
 
 
 def runs_on(name: str, grid: Grid) -> bool:
-    """Whether an algorithm can run on a grid: halving and doubling needs 2^k places."""
+    """True if an algorithm can run on a grid: halving and doubling needs 2^k places."""
     return name != "halving-doubling" or grid.size & (grid.size - 1) == 0

@@ -44,7 +44,7 @@ class MeshMessage(NamedTuple):
 
     @property
     def way(self) -> Way:
-        """Whether the receiver adds what it gets, or takes it."""
+        """The receiver's use of the data: it adds the data to its own, or takes it."""
         return "reduce-scatter" if self.phase < 2 else "all-gather"
 
 

@@ -53,16 +53,16 @@ class AllreducePoint:
     scheme: str
     gpus: int
     inside: float
-    """GB/s."""
+    """Rate between the GPUs of a machine, in GB/s."""
     alpha: float
-    """Seconds of two links."""
+    """Latency of two links, in seconds."""
     size: int
     loss: float
     jobs: int
     seed: int
-    """Of the losses; 1 where nothing is lost, since nothing else is drawn."""
+    """Seed of the losses; 1 without losses, since nothing else is drawn."""
     time: float
-    """Seconds; inf where it did not end within 10 simulated seconds."""
+    """Seconds; inf if it did not end within 10 simulated seconds."""
     resent: int
     hops: int
 
@@ -156,9 +156,9 @@ OURS: Final = FoldRules(slots=2048)
 PAPERS: Final = FoldRules(slots=256, message=42, credits=2)
 """The paper's flow control: 2 messages of 170 packets of 1 KB in flight, so 42 packets of 4,096 bytes a message."""
 RULES: Final[dict[str, FoldRules]] = {"PN": OURS, "NR": OURS, "PN-credits": PAPERS, "NR-credits": PAPERS}
-"""What bounds the folds of each way that folds."""
+"""The flow control of each way that folds."""
 SEEDS: Final = (1, 2, 3)
-"""Of the losses."""
+"""Seeds of the losses."""
 LABELS: Final[dict[str, str]] = {
     "PN": "parallel NetReduce, our window", "PN-credits": "parallel NetReduce, the paper's credits",
     "NR": "NetReduce, our window", "NR-credits": "NetReduce, the paper's credits", "FR": "flat ring",

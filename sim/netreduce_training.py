@@ -48,7 +48,7 @@ class GpuCluster:
 
     machines: int
     gpus: int
-    """How many GPUs a machine has: 8, whose cards have the rate `netreduce.OUTSIDE`, or 1."""
+    """GPUs of a machine: 8, whose cards have the rate `netreduce.OUTSIDE`, or 1."""
     inside: float = 0.0
     """GB/s between GPUs of a machine."""
     card: float = netreduce.OUTSIDE / 1e9
@@ -79,7 +79,7 @@ CLUSTERS: Final = (*(GpuCluster(machines, 1, card=card) for card in (1.25, 12.5)
                    *(GpuCluster(machines, 8, 100.0) for machines in (4, 16, 128)))
 DRAWN: Final = (GpuCluster(4, 1, card=1.25), GpuCluster(8, 1, card=1.25), GpuCluster(8, 1), GpuCluster(4, 8, 15.75),
                 GpuCluster(4, 8, 100.0), GpuCluster(128, 8, 100.0))
-"""Those of the figures."""
+"""The clusters of the figures."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class TrainingRow:
     network: str
     machines: int
     gpus: int
-    """Of each machine."""
+    """GPUs of each machine."""
     inside: float
     card: float
     scheme: str
@@ -101,9 +101,9 @@ class TrainingRow:
     """Seconds of all allreduces, one after the other."""
     step: float
     over_ring: float
-    """How many times the flat ring's rate."""
+    """Ratio of its rate to the flat ring's."""
     paper: float | None
-    """What the paper says of NetReduce (`PAPER`)."""
+    """The paper's value for NetReduce (`PAPER`); None if there is none."""
 
 
 def allreduce_seconds(cluster: GpuCluster, scheme: str, nbytes: int, *, alpha: float = 1e-6) -> float:

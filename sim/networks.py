@@ -31,7 +31,7 @@ class TrainedNet:
     name: str
     layers: tuple[Layer, ...]
     batch: int
-    """Samples of one GPU in a step, where nothing else is said."""
+    """Default number of samples of one GPU in a step."""
 
     @property
     def parameters(self) -> int:

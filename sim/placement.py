@@ -38,16 +38,17 @@ class Scheme:
     scope: Scope = "host"
     """Flows that a planner call sees: those of one host to a leaf, or those of one leaf to a leaf."""
     weighted: bool = False
-    """Whether shares follow what each path can carry around dead links; else all are equal."""
+    """True if shares follow the capacity of each path around dead links; False: all are equal."""
     unit: int = 1
     """Flows are split at multiples of this many bytes."""
     proportional: bool = False
-    """Whether a piece's window is its part of the flow's, so that unequal pieces end together; else it is whole."""
+    """True if a piece's window is its part of the flow's, so that unequal pieces end together; False: it is the whole
+    window."""
     splits: int = 1
     tolerant: bool = False
-    """Whether receivers take packets in any order and senders repeat single ones; else go-back-N."""
+    """True if receivers take packets in any order and senders repeat single ones; False: go-back-N."""
     moves: bool = False
-    """Whether a time-out moves the piece to another path and marks the old path suspect."""
+    """True if a time-out moves the piece to another path and marks the old path suspect."""
 
 
 SCHEMES = {

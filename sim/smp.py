@@ -72,7 +72,7 @@ class SmpPoint:
 
 @dataclass(frozen=True)
 class SmpSweep:
-    """What to simulate: every combination.  Raises ValueError for what there is not."""
+    """The simulations to run: every combination.  Raises ValueError for unknown names."""
 
     clusters: Sequence[str] = tuple(CLUSTERS)
     machines: Sequence[int] = (4, 8, 16, 32)
@@ -157,7 +157,7 @@ def threshold(found: dict[tuple[str, int, str, int], float], cluster: str, machi
 
 
 def verdicts(points: Sequence[SmpPoint]) -> list[str]:
-    """What the times say: a line for each cluster and number of machines."""
+    """The conclusions from the times: a line for each cluster and number of machines."""
     found, lines = times(points), []
     for cluster, machines in dict.fromkeys((p.cluster, p.machines) for p in points):
         sizes = sorted({p.size for p in points if (p.cluster, p.machines) == (cluster, machines)})

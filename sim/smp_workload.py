@@ -54,7 +54,7 @@ class _Stages:
         self._step += 1
 
     def done(self) -> Workload:
-        """What was collected."""
+        """The collected workload."""
         rows = np.array(self._rows, np.int64).reshape(-1, 4)
         waits = np.array(self._waits, np.int64).reshape(-1, 2)
         return Workload(rows[:, 0], rows[:, 1], rows[:, 2], np.zeros(len(rows)), rows[:, 3], waits)

@@ -69,7 +69,7 @@ def engine(name: str) -> Iterator[None]:
 
 
 def _answers(address: str) -> bool:
-    """Whether a server listens at ``ray://HOST:PORT`` or ``HOST:PORT``; Ray itself would try for minutes.
+    """True if a server listens at ``ray://HOST:PORT`` or ``HOST:PORT``; Ray itself would try for minutes.
 
     Other forms of address, such as "auto", are left to Ray.
     """

@@ -156,7 +156,7 @@ class Topology:
         return [p for p in range(self.paths(leaf, to)) if not dead or dead.isdisjoint(self.between(leaf, to, p))]
 
     def shares(self, paths: Sequence[int], leaf: int, to: int) -> list[Fraction]:
-        """What each live path of a pair can carry, relative to the others: paths over one agg share its leaf links.
+        """The relative capacity of each live path of a pair: paths over one agg share its leaf links.
 
         This is `Clos.weights` in closed form for a regular fabric.
         """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training a GPT model sends: data parallelism, tensor parallelism, and both with a pipeline.
+"""The traffic of training a GPT model: data parallelism, tensor parallelism, and both with a pipeline.
 
 Sizes of the models are those of the configurations of Ethereal's authors (STyGIANet/astra-sim, acad/base-configs):
 every layer allreduces its activations twice on the way forward and twice on the way back, tokens x hidden x 2 bytes
 each; an iteration ends with a reduce-scatter of the gradients, 4 bytes a parameter, and an all-gather of the new
-parameters, 2 bytes each.  The simulations differ from these files where that says what a real job does:
+parameters, 2 bytes each.  The simulations differ from these files to come closer to a real job:
 
     NAME      data parallelism.  Machines of 8 GPUs reduce inside themselves; GPU i of every machine then allreduces its
               eighth of a layer's 16-bit gradients with GPU i of all others, layer after layer.
@@ -154,8 +154,8 @@ Pass = Literal["forward", "backward"]
 
 
 def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> list[tuple[Pass, int]]:
-    """What one stage of a pipeline does, in order: forward passes until the last stage is busy, then one backward and
-    one forward in turn, then the backward passes that are left (PipeDream's 1F1B, with a flush)."""
+    """The work of one stage of a pipeline, in order: forward passes until the last stage is busy, then one backward and
+    one forward in turn, then the remaining backward passes (PipeDream's 1F1B, with a flush)."""
     ahead = min(stages - 1 - stage, micro_batches)
     order: list[tuple[Pass, int]] = [("forward", batch) for batch in range(ahead)]
     for batch in range(micro_batches):
@@ -241,7 +241,7 @@ TRAINING: dict[str, Callable[[Sequence[int]], Workload]] = {
 each stage of a pipeline."""
 KINDS = {"": "two layers, data parallel", "tp": "one layer, tensor parallel",
          "3d": "tensor x pipeline x data parallel"}
-"""What the last part of a training step's name means."""
+"""The meaning of the last part of a training step's name."""
 
 
 def kind(name: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What collectives send: flows, and which flows must have arrived before which may start.
+"""The traffic of collectives: flows, and the order in which they depend on each other.
 
 A `Workload` is a graph of tasks in arrays.  A task is a flow from host to host, or, with no bytes, a pause.  It starts
 ``gap`` seconds after the last task that it waits for: after the arrival of a flow, or after its acknowledgement where

@@ -57,7 +57,7 @@ OPERATIONS: Final[Mapping[str, ReduceOp]] = {
 """nccl-tests' names of operations -> ours."""
 FLOAT32_SUM: Final = Reduction("sum", "float32")
 FACTOR: Final = 4
-"""From one size to the next, where neither a factor nor an increment is given."""
+"""Default factor from one size to the next."""
 READY_SECONDS: Final = 120.0
 """Seconds for all ranks to join; the first compilation of the native library on a slow machine takes long."""
 
@@ -103,7 +103,7 @@ class AllreduceRow(msgspec.Struct, frozen=True):
 
     algorithm: str
     engine: str
-    """What carried it: softswitch, bmv2, or bridge."""
+    """The engine that carried it: softswitch, bmv2, or bridge."""
     ranks: int
     nbytes: int
     dtype: str
@@ -135,7 +135,7 @@ class AllreduceRow(msgspec.Struct, frozen=True):
     credits: str
     """NETFOLD_CREDITS of the ranks on the fabric; empty: the window alone."""
     limited_by: Limit
-    """Whether the link or the processor was the limit of this figure, by its parts of both."""
+    """The limit of this figure: the link or the processor, by the share of each that was used."""
     machine: str
     """Where it was measured."""
 

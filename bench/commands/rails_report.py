@@ -77,7 +77,7 @@ class RailTrainingRow(msgspec.Struct, frozen=True):
     loss: float
     """Mean of the ranks' losses in the last step."""
     alike: bool
-    """Whether all ranks ended with the same weights, in every round."""
+    """True if all ranks ended with the same weights, in every round."""
 
 
 class DeathCall(msgspec.Struct, frozen=True):
@@ -117,6 +117,6 @@ class RailsReport(msgspec.Struct, frozen=True):
     rows: list[RailsRow]
     cuts: list[PlaneCut]
     parameters: int = 0
-    """Of the model that was trained; 0: none was."""
+    """Parameters of the model that was trained; 0: none was."""
     training: list[RailTrainingRow] = []
     death: RailDeath | None = None

@@ -29,7 +29,7 @@ BATCH: Final = 8
 
 @dataclass(frozen=True)
 class RailTrainingSpec:
-    """What is trained: ``steps`` timed ones a turn, hidden layers ``width`` wide, ``rounds`` turns of each way."""
+    """The training: ``steps`` timed steps a turn, hidden layers ``width`` wide, ``rounds`` turns of each way."""
 
     names: Sequence[str]
     steps: int

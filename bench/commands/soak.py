@@ -62,7 +62,7 @@ UNITS: Final = {"spoof": "spoofed packets", "flood": "packets of floods", "mesh"
                 "service": "requests to the controller", "drain": "drains on a full disk",
                 "flight": "flight files on a full disk", "controller": "controllers killed",
                 "standby": "take-overs of a standby"}
-"""What is counted of each kind of try, in words."""
+"""Names of the units that are counted for each kind of try."""
 NO_SLOTS: Final = 64
 """Slots of the strangers' tenant: fewer than any job needs, so that none of theirs takes any from the job."""
 
@@ -96,7 +96,7 @@ class SoakRound(msgspec.Struct, frozen=True):
     tried: dict[str, int]
     """How many packets, connections, requests and so on were tried, by the names of UNITS."""
     dropped: dict[str, int]
-    """What the switches counted of it at the end of the round; those of a switch that was started again are less."""
+    """Packets that the switches had dropped at the end of the round; counts of a restarted switch begin again at 0."""
     failed: str
 
 
@@ -272,7 +272,7 @@ def _round(spec: SoakSpec, seed: int) -> SoakRound:
 
 
 def _dropped(network: Network) -> dict[str, int]:
-    """What the switches have dropped of strangers' packets, as far as the controller can be asked now."""
+    """Unauthenticated packets that the switches have dropped, as far as the controller answers now."""
     with contextlib.suppress(rpc.Unreachable):
         status = network.status()
         return {"spoofed": sum(link.a_to_b.spoofed + link.b_to_a.spoofed for link in status.links),

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several benchmarks use: processes on hosts, a plain bridge, traffic for a switch, processor time."""
+"""Common parts of several benchmarks: processes on hosts, a plain bridge, traffic for a switch, processor time."""

@@ -57,7 +57,7 @@ class MemorySwitch:
         return pushed
 
     async def read_state(self, tables: Iterable[str]) -> State:
-        """What is held of these tables, and all groups and sessions."""
+        """The stored entries of these tables, and all groups and sessions."""
         wanted = set(tables)
         return {key: entity for key, entity in self.state.items()
                 if not isinstance(entity, Entry) or entity.table in wanted}

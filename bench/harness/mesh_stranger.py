@@ -99,7 +99,7 @@ class MeshStranger:
                 self._talks.remove(talk)
 
     def _hear(self, talk: _Talk) -> bool:
-        """Whether the connection goes on."""
+        """True if the connection goes on."""
         try:
             data = talk.socket.recv(4096)
             talk.data += data

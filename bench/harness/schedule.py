@@ -79,7 +79,7 @@ class Disk(Protocol):
 
 
 class Victims(NamedTuple):
-    """What faults can be made to happen to."""
+    """The possible victims of faults."""
 
     switches: FaultInjector
     ranks: Ranks

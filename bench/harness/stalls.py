@@ -19,7 +19,7 @@ class LongTurn(msgspec.Struct, frozen=True):
 
     seconds: float = 0.0
     callback: str = ""
-    """What took the most of the turn: a task's coroutine, or the callback itself."""
+    """The longest part of the turn: a task's coroutine, or the callback itself."""
     callback_seconds: float = 0.0
     collecting: float = 0.0
     """Seconds of the turn in which garbage was collected."""
@@ -35,7 +35,7 @@ class WatchedLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self.stage = ""
-        """What goes on from the next turn on."""
+        """Name of the work under way from the next turn on."""
         self.longest: dict[str, LongTurn] = {}
         """The longest turn by stage."""
         self._turn = LongTurn()

@@ -59,7 +59,7 @@ class SeenStream(msgspec.Struct, frozen=True):
 
 
 class StrangerTask(msgspec.Struct, frozen=True):
-    """What a stranger does."""
+    """The task of a process that does not belong to the fabric."""
 
     attack: Attack
     seed: int

@@ -40,7 +40,7 @@ class TrafficOutcome(ctypes.Structure):
 
 @dataclass
 class TrafficFlow:
-    """What one host sends: an IPv4/UDP packet and, where it is RoCE, its first PSN."""
+    """The packets of one host: an IPv4/UDP packet and, if it is RoCE, its first PSN."""
 
     to: str
     source_port: int

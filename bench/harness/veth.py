@@ -16,7 +16,7 @@ from netfold.wire import roce
 T = TypeVar("T")
 
 MTU = max(roce.LINK_MTUS.values())
-"""Of the links in bytes: enough for every path MTU."""
+"""MTU of the links in bytes: enough for every path MTU."""
 
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)

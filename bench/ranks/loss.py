@@ -16,14 +16,14 @@ from netfold.topo.rank_program import check_data, run_rank
 
 
 class LossTask(msgspec.Struct, frozen=True):
-    """What a rank does: one sum of int32 to warm up, then ``operations`` timed ones."""
+    """The task of a rank: one sum of int32 to warm up, then ``operations`` timed ones."""
 
     elements: int
     operations: int
 
 
 class LossResult(msgspec.Struct, frozen=True):
-    """What one rank measured: seconds of each timed sum, and what it sent during all of them."""
+    """The measurement of one rank: seconds of each timed sum, and the packets that it sent during all of them."""
 
     seconds: list[float]
     retransmissions: int

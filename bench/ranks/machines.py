@@ -16,7 +16,7 @@ from netfold.topo.rank_program import check_data, run_rank
 
 
 class MachinesTask(msgspec.Struct, frozen=True):
-    """What each rank measures: ``way`` is one of `commands.machines.WAYS`."""
+    """The task of each rank: ``way`` is one of `commands.machines.WAYS`."""
 
     way: str
     elements: int
@@ -24,7 +24,7 @@ class MachinesTask(msgspec.Struct, frozen=True):
 
 
 class MachinesResult(msgspec.Struct, frozen=True):
-    """What one rank measured: seconds of each round."""
+    """The measurement of one rank: seconds of each round."""
 
     seconds: list[float]
     inside: float

@@ -20,7 +20,7 @@ from netfold.topo.rank_program import check_data, run_rank
 ADAM = Adam(1e-3)
 """The optimizer, at the servers or on every rank."""
 SEED = 5
-"""Of parameters and gradients."""
+"""Seed of parameters and gradients."""
 TOLERANCE = 1e-5
 """How far a parameter may be from that of the first way after as many steps: sums are added in other orders, and Adam
 divides small numbers by small numbers."""
@@ -53,7 +53,7 @@ class ParametersResult(msgspec.Struct, frozen=True):
     processor: list[list[float]]
     """Processor seconds of this rank's process for a step, by round and way."""
     digests: list[str]
-    """Of the parameters at the end of the last round, by way; all ranks must have the same."""
+    """Digests of the parameters at the end of the last round, by way; all ranks must have the same."""
 
 
 def measure(comm: Any, task: ParametersTask) -> ParametersResult:

@@ -49,7 +49,7 @@ RESTORED_SECONDS: Final = 20.0
 
 
 class PathsTask(msgspec.Struct, frozen=True):
-    """What the ranks of one job measure: each of the collectives in each of the modes, some rounds of it."""
+    """The task of the ranks of one job: each of the collectives in each of the modes, for some rounds."""
 
     modes: list[Mode]
     collectives: list[Collective]
@@ -79,7 +79,7 @@ class PathsResult(msgspec.Struct, frozen=True):
     queue_pairs: int
     """Queue pairs, or lanes, of one rank that sent or received data; the greatest number on any rank."""
     failed: bool
-    """Whether a link failed meanwhile."""
+    """True if a link failed meanwhile."""
     processor: float = 0.0
     """Seconds of processor time of all ranks together."""
 
@@ -231,7 +231,7 @@ class Rank:
 
 
 class Counts:
-    """What the queue pairs or connections of a mesh have seen since ``reset``."""
+    """Counts of a mesh's queue pairs or connections since ``reset``."""
 
     def __init__(self, mesh: RoceMesh | TcpMesh) -> None:
         self._mesh = mesh

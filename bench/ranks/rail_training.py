@@ -51,7 +51,7 @@ class RailTrainingResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     digest: str
     """Digest of the weights at the end, which all ranks have alike."""
     loss: float
-    """Of this rank's part of the last batch."""
+    """Loss of this rank's part of the last batch."""
     processor: float
     """Processor seconds of this rank's process for a timed step, computing included."""
 

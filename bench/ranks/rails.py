@@ -69,7 +69,7 @@ class SumsCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=T
     rail: int | None = None
     """The only rail to use, by its number; None: all of them."""
     announce: bool = False
-    """Whether to answer first with an `Announcement` of when the sums begin."""
+    """True if the rank should first announce, with an `Announcement`, when the sums begin."""
 
 
 class SumsResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,7 +21,7 @@ STARTED: Final = "started"
 
 
 class RecoveryTask(msgspec.Struct, frozen=True):
-    """What a rank does: sums of so many elements for so many seconds."""
+    """The task of a rank: sums of a number of elements for a number of seconds."""
 
     elements: int
     seconds: float

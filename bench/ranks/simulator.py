@@ -45,7 +45,7 @@ class ReplayFlow(msgspec.Struct, frozen=True):
 
 
 class ReplayTask(msgspec.Struct, frozen=True):
-    """What all ranks run."""
+    """The task of all ranks."""
 
     flows: list[ReplayFlow]
     ports: list[int]

@@ -26,7 +26,7 @@ BETWEEN_HOSTS: Final = 4
 
 
 class SoakTask(msgspec.Struct, frozen=True):
-    """What a rank does: sums of up to so many elements, until the file ``over`` exists."""
+    """The task of a rank: sums of up to a number of elements, until the file ``over`` exists."""
 
     seed: int
     elements: int
@@ -34,7 +34,7 @@ class SoakTask(msgspec.Struct, frozen=True):
 
 
 class SoakResult(msgspec.Struct, frozen=True):
-    """What one rank measured: its sums, the seconds of the longest, and packets that it sent again."""
+    """The measurement of one rank: its sums, the seconds of the longest, and packets that it sent again."""
 
     operations: int
     longest: float

@@ -40,7 +40,7 @@ between two steps.  join: as grow, but comes while the others run."""
 
 
 class SurvivorTask(msgspec.Struct, frozen=True):
-    """What a rank does, over which rail, until the file ``enough`` is there."""
+    """The task of a rank, and its rail, until the file ``enough`` exists."""
 
     way: Way
     rail: RailName

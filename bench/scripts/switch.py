@@ -74,7 +74,7 @@ Figures: TypeAlias = dict[tuple[str, int], dict[str, float]]
 
 @dataclass
 class Bench:
-    """What all rounds share."""
+    """Common parts of all rounds."""
 
     hosts: list[VethHost]
     folder: Path

@@ -39,7 +39,7 @@ DEFAULTS = ("--algorithms", "innet,gloo")
 
 
 class Key(NamedTuple):
-    """What a row of the table is of."""
+    """The key of a row of the table."""
 
     nbytes: int
     algorithm: str
@@ -125,7 +125,7 @@ def seconds(row: Mapping[str, Any]) -> float:
 
 
 def ratio(above: Rounds, below: Rounds, of: Callable[[Mapping[str, Any]], float]) -> str:
-    """What the rounds' ratios of a figure are, as text."""
+    """The rounds' ratios of a figure, as text."""
     return spread((of(a) / of(b) for a, b in zip(above, below, strict=True)), ".2f")
 
 

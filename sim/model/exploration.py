@@ -23,7 +23,7 @@ class ExplorationReport:
     stuck: list[State] = field(default_factory=list)
     """States from which not even a network without losses leads to the end."""
     path: list[str] = field(default_factory=list)
-    """What leads to the first of the stuck states, or to what is wrong."""
+    """Steps that lead to the first stuck state, or to an error."""
     wrong: Exception | None = None
 
     @property
@@ -72,7 +72,8 @@ class Exploration:
                 yield f"switch {switch} restarts", system.freeze()
 
     def _arrivals(self, state: State, system: ModelSystem) -> list[tuple[str, str, int, int]]:
-        """What may arrive: in words, the method of ModelSystem that takes it, and its arguments."""
+        """Packets that may arrive: a description, the method of ModelSystem that takes the packet, and its
+        arguments."""
         fabric = self.fabric
         limits = [max(system.limit(rank), state.old_limits[rank]) for rank in range(fabric.ranks)]
         alive = self._alive(max(limits))
@@ -137,7 +138,7 @@ class Exploration:
             yield "the ranks begin again", self._replanned(state, state.replans)
 
     def _between_operations(self, state: State, rank: int) -> Iterator[tuple[str, State]]:
-        """What a rank may do between operations: begin the next one, or leave (controller/jobs/leaving.py)."""
+        """Steps of a rank between operations: begin the next one, or leave (controller/jobs/leaving.py)."""
         bit, begun, others = 1 << rank, state.begun[rank], self.fabric.everyone & ~(1 << rank)
         if state.left & bit or lowest_missing(state.had[rank]) < begun:
             return
@@ -239,7 +240,7 @@ class Exploration:
         return ExplorationReport(len(states), [states[i] for i in stuck], path)
 
     def _path(self, states: list[State], parent: array[int], last: int) -> list[str]:
-        """What happened on the way from the start to a state."""
+        """The steps on the way from the start to a state."""
         path: list[str] = []
         while parent[last] >= 0:
             state, then = states[parent[last]], states[last]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is explored: the sizes of a fabric and its job, and the rules of the protocol, each of which can be broken."""
+"""The explored model: the sizes of a fabric and its job, and the rules of the protocol, each of which can be broken."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ at once  without waiting for the others
 unasked  when all others have reported that at any time, also before it asked
 """
 GoesBack = Literal["all", "oldest"]
-"""What an RC sender sends again when its timer fires or a NAK tells it: all from the first packet on that is not
-acknowledged, as rdma_rxe and most NICs do, or that packet alone, until it is acknowledged."""
+"""Packets that an RC sender repeats when its timer fires or a NAK arrives: all from the first one on that is not
+acknowledged, as rdma_rxe and most NICs do, or only that packet, until it is acknowledged."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,15 @@ class Rules:
     checks_age: bool = True
     """A contribution older than what its slot holds changes nothing; False: it takes the slot over."""
     repeat: Literal["onward", "asker"] = "onward"
-    """Who gets the stored result when an RC child repeats a contribution: its successor in the ring, or the child."""
+    """Receiver of the stored result when an RC child repeats a contribution: its successor in the ring, or the
+    child."""
     nak: Literal["acknowledged", "expected"] = "acknowledged"
     """The PSN of a switch's NAK to an RC child: the first that its successor has not acknowledged, or the first whose
     contribution the switch lacks."""
     late: Literal["acknowledge", "drop", "pass on"] = "acknowledge"
-    """What becomes of an RC child's repeat that is acknowledged already, or whose slot has moved on: the switch says
-    once more what the successor has acknowledged; nothing; or it is routed to the successor as it is."""
+    """Treatment of an RC child's repeat that is already acknowledged, or whose slot has moved on.  "acknowledge": the
+    switch repeats the successor's acknowledgement; "drop": nothing; "pass on": it is routed unchanged to the
+    successor."""
     on_the_way_back: Literal["lowest", "none", "all"] = "lowest"
     """Which repeats a switch takes of an RC child that it has told of a gap, until the gap is filled: the first that
     the successor has not acknowledged alone, as the child repeats the others for the switch, which has them; none; or
@@ -90,7 +92,7 @@ class ModelFabric:
     message: int = 0
     """Packets of a message.  RC ranks may have two outstanding; a new epoch begins where a message of any rank does."""
     goes_back: GoesBack = "oldest"
-    """What the RC ranks' NICs repeat."""
+    """Packets that the RC ranks' NICs repeat."""
     kept: int = 0
     """How many of its last packets a rank keeps, to send them again in a new epoch; 0: all."""
     psn_bits: int = 24
@@ -146,7 +148,7 @@ class ModelFabric:
         return self.lanes[psn] if self.lanes else self.everyone
 
     def is_content(self, rank: int, psn: int) -> bool:
-        """Whether the acknowledgement of a PSN is enough to a rank."""
+        """True if a rank needs only the acknowledgement of a PSN."""
         return bool(self.content and self.content[psn] >> rank & 1)
 
     @cached_property
@@ -159,7 +161,7 @@ class ModelFabric:
 
     @cached_property
     def successor(self) -> tuple[int, ...]:
-        """Of each RC rank; -1 for others."""
+        """Successor of each RC rank; -1 for other ranks."""
         after = dict(zip(self.rc, (*self.rc[1:], *self.rc[:1]), strict=True))
         return tuple(after.get(r, -1) for r in range(self.ranks))
 
@@ -174,13 +176,13 @@ class ModelFabric:
 
     @cached_property
     def ranks_of(self) -> tuple[range, ...]:
-        """Of each leaf."""
+        """Ranks of each leaf."""
         firsts = [sum(map(len, self.leaves[:leaf])) for leaf in range(len(self.leaves))]
         return tuple(range(first, first + len(kinds)) for first, kinds in zip(firsts, self.leaves, strict=True))
 
     @cached_property
     def neighbourhood(self) -> tuple[tuple[int, ...], ...]:
-        """Of each leaf: the ranks that its results may reach, its own and the successors of its RC ranks."""
+        """For each leaf: the ranks that its results may reach, its own and the successors of its RC ranks."""
         return tuple(tuple({*ranks, *(self.successor[r] for r in ranks if self.successor[r] >= 0)})
                      for ranks in self.ranks_of)
 
@@ -191,13 +193,13 @@ class ModelFabric:
 
     @cached_property
     def full(self) -> tuple[int, ...]:
-        """Of each switch: all its children, as bits."""
+        """For each switch: all its children, as bits."""
         leaves = [(1 << len(kinds)) - 1 for kinds in self.leaves]
         return (*leaves, (1 << len(leaves)) - 1) if self.spine >= 0 else tuple(leaves)
 
     @cached_property
     def part(self) -> tuple[int, ...]:
-        """Of each leaf: its ranks, as bits."""
+        """For each leaf: its ranks, as bits."""
         return tuple(sum(1 << r for r in ranks) for ranks in self.ranks_of)
 
     @cached_property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What switches and ranks do with one packet, and with all that follows from it.
+"""The reactions of switches and ranks to one packet, and to all packets that follow from it.
 
 **The network.**  Loss, duplication, reordering and delay are one thing here: every packet that was ever sent may arrive
 at any later moment, any number of times, or never.  So the network is no more than the sets of what was sent.  Most of
@@ -216,7 +216,7 @@ class ModelSystem:
         self.told = told
 
     def _passes_by(self, rank: int, psn: int) -> bool:
-        """Whether a repeat is nothing but what an RC child sends again on its way back to a gap that it was told of."""
+        """True if a repeat is only part of an RC child's go-back to a gap that it was told of."""
         if not self.told >> rank & 1 or self.rules.on_the_way_back == "all":
             return False
         lowest = self.flow_acknowledged[rank]

@@ -21,8 +21,7 @@ def clean(text: str) -> str:
 
 
 def json_line(message: object) -> str:
-    """What msgspec encodes in JSON, for programs and terminals alike: control characters stand there
-    as JSON's own escapes."""
+    """A message as JSON by msgspec, for programs and terminals alike: control characters are JSON's own escapes."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", msgspec.json.encode(message).decode())
 
 

@@ -45,7 +45,7 @@ HERE = Path(__file__).resolve().parent
 _PROBE = "#include <stdint.h>\n#include <string.h>\nuint64_t probe(uint64_t x) { return x + 1; }\n"
 
 _LIMITED = re.compile("out of memory|CPU time limit|Killed|terminated signal|memory exhausted|virtual memory")
-"""What gcc, clang and ld say where a limit ended them."""
+"""Messages of gcc, clang and ld when a limit ended them."""
 
 Source = Path | str
 Kind = Literal["shared", "exe", "object"]
@@ -72,7 +72,7 @@ class LimitError(BuildError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What each process of a C compiler may take: seconds of processor time, bytes of address space."""
+    """Limits of each process of a C compiler: seconds of processor time, bytes of address space."""
 
     cpu_seconds: int
     memory: int
@@ -246,7 +246,8 @@ def _takes_flag(cc: Compiler, flag: str, cache: Cache) -> bool:
 
 @functools.cache
 def cpu() -> str:
-    """What -march=native would look at: a cache on a shared home must not hand one machine another's code."""
+    """The properties that -march=native depends on: a cache on a shared home must not give one machine another's
+    code."""
     try:
         with open("/proc/cpuinfo") as info:  # of the first processor: each costs the kernel time
             lines = [line for line in itertools.takewhile(str.strip, info) if line.startswith(_CPU)]

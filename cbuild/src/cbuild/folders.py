@@ -108,7 +108,7 @@ def refusal(path: Path, *, make: int | None = None, ours: bool = False) -> str |
 
 
 def trusted(status: os.stat_result) -> bool:
-    """Whether a file belongs to this user or to root."""
+    """True if a file belongs to this user or to root."""
     return status.st_uid in {0, os.geteuid()} or status.st_uid == _roots_number_inside()
 
 
@@ -155,7 +155,7 @@ def _has_list(folder: int) -> bool:
 
 
 def _group_is_ours(group: int) -> bool:
-    """Whether a group is root's, or this user's alone, which has the user's name where each user has one."""
+    """True if a group is root's, or this user's alone, with the user's name on systems where each user has a group."""
     if group == 0:
         return True
     import grp

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands share: errors, and fabric files.
+"""Common parts of the commands: errors, and fabric files.
 
 An error is one paragraph on standard error and an exit status: FAILED if something failed, CANNOT if the arguments are
 invalid.
@@ -54,7 +54,7 @@ def awaited(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def checked(make: Callable[[], T]) -> T:
-    """What ``make`` returns; FabricError ends the command with its message."""
+    """The value of ``make``; a FabricError ends the command with its message."""
     try:
         return make()
     except FabricError as error:

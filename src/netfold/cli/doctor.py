@@ -76,7 +76,7 @@ class Check:
     remedy: str
     look: Callable[[], str]
     required: bool = False
-    """Whether `make demo` fails without it."""
+    """True if `make demo` fails without it."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ MOST_HOPS: Final = 2_000_000
 
 
 class PlannedFold(msgspec.Struct, frozen=True):
-    """What one switch of a tree folds."""
+    """The part of a tree that one switch folds."""
 
     switch: str
     parent: str | None
@@ -47,7 +47,7 @@ class PlannedTree(msgspec.Struct, frozen=True):
 
 
 class PlannedSwitch(msgspec.Struct, frozen=True):
-    """What is written to one switch."""
+    """The resources of one switch for a job."""
 
     name: str
     entries: int
@@ -57,7 +57,7 @@ class PlannedSwitch(msgspec.Struct, frozen=True):
 
 
 class PlannedJob(msgspec.Struct, frozen=True):
-    """What a job gets; as a string for people."""
+    """The resources of a job; its string is for users."""
 
     places: list[list[int]]
     """Ranks that fold together, where several share a host."""

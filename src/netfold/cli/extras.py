@@ -68,7 +68,7 @@ def _origin() -> Path:
 
 
 BASE: Final = {"numpy": "numpy", "grpc": "grpcio", "msgspec": "msgspec", "cbuild": "netfold-cbuild"}
-"""What the library needs and every installation has: module -> distribution."""
+"""Packages that the library needs and every installation has: module -> distribution."""
 
 CONTROL: Final = Extra("control", "the command netfold, the controller, fabrics on this machine",
                        {"finsy": "finsy", "networkx": "networkx", "prometheus_client": "prometheus-client",

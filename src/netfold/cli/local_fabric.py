@@ -20,7 +20,7 @@ WhichFabric = Annotated[str | None, typer.Option("--fabric", metavar="FABRIC.tom
 NAME_SECONDS = 5.0
 """Seconds for a fabric to say its name."""
 NAMELESS = "starting"
-"""What stands for the name of one that does not say it, since it is not up yet."""
+"""Placeholder for the name of a fabric that is still starting and does not report its name."""
 
 
 def socket_of(which: str | None) -> Path:
@@ -94,7 +94,7 @@ def seconds(text: str, option: str) -> float:
 
 
 def _is_called(path: Path, which: str) -> bool:
-    """Whether the fabric at a socket has this name, or this file."""
+    """True if the fabric at a socket has this name, or this file."""
     said = _active(path)
     if said is None:
         return False
@@ -112,8 +112,8 @@ def _name(path: Path) -> str:
 
 
 def _active(path: Path) -> faults.ActiveFaults | None:
-    """What the fabric at a socket says of itself; None where it says nothing, which is no matter of a command for
-    another one."""
+    """The report of the fabric at a socket; None if it does not answer, which does not concern a command for another
+    fabric."""
     from netfold.rpc import local
     from netfold.rpc.rpc import CallRefused, Unreachable
 

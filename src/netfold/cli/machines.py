@@ -36,7 +36,7 @@ class OverMachines:
     """MTU between the machines; default: 1500, or 4250 for path MTU 4096."""
 
     def descriptions(self, fabric: Fabric) -> list[Description]:
-        """What each machine runs of a fabric."""
+        """Each machine's part of a fabric."""
         from netfold.topo.machines.description import describe
 
         assert self.machines is not None

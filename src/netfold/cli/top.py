@@ -152,7 +152,7 @@ def _events(events: Sequence[FabricEvent]) -> Table:
 
 
 def _shares(job: JobStatus) -> str:
-    """What each rail carried of the job's bytes, over the ranks that have reported."""
+    """Each rail's share of the job's bytes, over the ranks that have reported."""
     carried: dict[str, int] = {}
     for report in job.reports:
         for name, count in report.by_rail.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs that use NetFold can be tested with: ranks in one process, without a controller, switches or root.
+"""Helpers for testing programs that use NetFold: ranks in one process, without a controller, switches or root.
 
     from netfold import testing
 
