@@ -108,12 +108,25 @@ class Liveness:
         damping suppresses, and with ``writable`` without switches that can be told nothing.  All who ask while nothing
         changes get the same one, which is frozen."""
         up = self.up(steady=steady, writable=writable)
-        if (graph := self._graphs.pop(up, None)) is None:
-            import networkx as nx
+        return self._graphs[up] if up in self._graphs else self._keep(up, self._made(up))
 
-            graph = nx.freeze(up.graph(self._fabric))
-            while len(self._graphs) >= MOST_GRAPHS:
-                del self._graphs[next(iter(self._graphs))]
+    async def prepared(self, *, steady: bool = False, writable: bool = False) -> nx.MultiGraph[str]:
+        """The same graph, made beside the event loop where nobody has asked for it yet."""
+        up = self.up(steady=steady, writable=writable)
+        if up in self._graphs:
+            return self._graphs[up]
+        made = await asyncio.to_thread(self._made, up)
+        return self._graphs[up] if up in self._graphs else self._keep(up, made)
+
+    def _made(self, up: Up) -> nx.MultiGraph[str]:
+        import networkx as nx
+
+        return nx.freeze(up.graph(self._fabric))
+
+    def _keep(self, up: Up, graph: nx.MultiGraph[str]) -> nx.MultiGraph[str]:
+        """Have a graph for those who ask next, in place of the one that was kept first."""
+        while len(self._graphs) >= MOST_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
         self._graphs[up] = graph
         return graph
 

@@ -86,7 +86,8 @@ class Jobs:
         self._background = Background()
         self._thread = PlanningThread()
         self._placement = TreePlacement(fabric, allocator, installer, liveness, drains, self._thread)
-        self._recovery = Recovery(fabric, self._placement, liveness, self.registry, self.totals, self._lose, note)
+        self._recovery = Recovery(fabric, self._placement, self._thread, liveness, self.registry, self.totals,
+                                  self._lose, note)
         self._planning = Planning(fabric, allocator, installer, liveness, drains, self._placement, self._recovery,
                                   self.registry, self.totals, self._background, self._thread, self._end,
                                   self._lose, note)

@@ -152,7 +152,7 @@ class Planning:
     async def _place(self, job: Job) -> None:
         """Plan a job's trees, and allocate their slots.  Raises NoTree, Exhausted; Refusal where a group could not gain
         anything by that."""
-        shared, graph = machines(job.hosts), self._drains.left(self._liveness.graph(writable=True))
+        shared, graph = machines(job.hosts), self._drains.left(await self._liveness.prepared(writable=True))
         if job.is_group and (why := shares.no_benefit(graph, job.hosts)):
             raise Refusal(Code.FAILED_PRECONDITION, f"{job}: {why}")
         groups = fold_groups(shared, job.hosts)

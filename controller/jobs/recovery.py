@@ -18,16 +18,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from msgspec import structs
 
 from netfold.controller.health.liveness import Liveness
 from netfold.controller.jobs import plans, ticket
-from netfold.controller.jobs.background import Background
+from netfold.controller.jobs.background import Background, PlanningThread
 from netfold.controller.jobs.connecting import ConnectStep, reused
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.registry import Registry
@@ -57,6 +59,7 @@ FALLBACK_SHARE: Final = 0.5
 class Recovery:
     """Re-plans the trees of all jobs of one fabric.
 
+    thread    where plans are made
     registry  all jobs, and the fabric key, by which plans are made
     totals    counters that rounds are added to
     lose      called with a job, a rank and the reason why that is to count as lost
@@ -67,6 +70,7 @@ class Recovery:
         self,
         fabric: Fabric,
         placement: TreePlacement,
+        thread: PlanningThread,
         liveness: Liveness,
         registry: Registry,
         totals: Totals,
@@ -75,11 +79,15 @@ class Recovery:
     ) -> None:
         self._fabric = fabric
         self._placement = placement
+        self._thread = thread
         self._liveness = liveness
         self._registry = registry
         self._totals = totals
         self._lose = lose
         self._note = note
+        self._looks_again: dict[int, bool] = {}
+        """The jobs, by epoch, of which is looked whether they should move: whether to look once more, as something has
+        changed since."""
         self.background = Background()
         """The rounds that are under way, and what removes leftovers."""
 
@@ -98,8 +106,10 @@ class Recovery:
                 self._begin(job, why)
             elif job.state != "active" or job.leaving or job.awaited:
                 continue
-            elif why := self._placement.reason_to_move(job):
-                self.background.begin(self._return(job, why), f"return of {job}")
+            elif self._placement.may_move(job):
+                self._looks_again[job.epoch] = job.epoch in self._looks_again
+                if not self._looks_again[job.epoch]:
+                    self.background.begin(self._consider(job), f"return of {job}")
 
     def suspect(self, job: Job) -> None:
         """Probe the links of a job's trees, since a rank's retransmissions bring no results."""
@@ -226,10 +236,22 @@ class Recovery:
     def _start(self, job: Job, here: Round) -> None:
         self.background.begin(self._work(job, here), f"round {here.number} of {job}")
 
+    async def _consider(self, job: Job) -> None:
+        """Move a job by choice, where it should."""
+        try:
+            again = True
+            while again:
+                self._looks_again[job.epoch] = False
+                if why := await self._placement.reason_to_move(job):
+                    await self._return(job, why)
+                again = self._looks_again[job.epoch]
+        finally:
+            del self._looks_again[job.epoch]
+
     async def _return(self, job: Job, why: str) -> None:
         """Move a job by choice: all entries are written before its ranks halt; if that fails, they do not halt."""
-        if job.stands_still or job.state != "active" or job.leaving:
-            return  # this began when notice() had found it: another round has begun since, or ranks have gone
+        if job.stands_still or job.state != "active" or job.leaving or job.awaited:
+            return  # another round has begun since notice() found it, or ranks have gone
         before, here = job.round, next_round(job, why)
         job.round = here
         try:
@@ -251,6 +273,7 @@ class Recovery:
         here.halt_sent = True
         job.broadcast(Halt(here.number, here.why))
         self.abort_if_ranks_gone(job)
+        make: Callable[[], list[Plan]] | None = None
         while not here.plans.done() and job.state != "finished":
             here.changed.clear()
             if not here.yields and (not moved or self._placement.broken_part(job)):
@@ -269,9 +292,15 @@ class Recovery:
                     self._insist(job, here, "one of its ranks folds over switches alone")
                     continue
                 if moved and not self._placement.broken_part(job):
-                    if not job.rc_ranks or await self._connect(job, here):
+                    if job.rc_ranks:
+                        if moved := await self._connect(job, here):
+                            staying = _staying(job, job.streams)
+                            make = partial(plans.make, self._fabric, self._registry.key, job, staying)
+                            job.announced = job.streams
+                            break
+                    elif made := await self._draft(job, here):
+                        make = partial(list, made)
                         break
-                    moved = False
                     continue
                 wait = None if moved else self._until_fallback(job, here)
                 if wait is not None and wait <= 0:
@@ -282,11 +311,8 @@ class Recovery:
                     await here.changed.wait()
         if here.plans.done() or job.state == "finished":
             return
-        if not job.rc_ranks:
-            job.streams = rewound(job, here.resumes)
-        staying = {stream.epoch for stream in job.announced} & {stream.epoch for stream in job.streams}
-        job.announced = job.streams
-        self._end_round(job, here, lambda: plans.make(self._fabric, self._registry.key, job, staying))
+        assert make is not None
+        self._end_round(job, here, make)
         if job.step is not None:
             job.step.finish(job.streams, job.ticket, job.reason)
         where = ", ".join(dict.fromkeys(tree.root for tree in job.trees))
@@ -294,6 +320,21 @@ class Recovery:
         self._note("re-planned", job.name,
                    f"{here.why}; folds at {where} after {1000 * (here.ended - here.began):.0f} ms")
         self.notice([job])  # something may have come up or been drained meanwhile
+
+    async def _draft(self, job: Job, here: Round) -> list[Plan]:
+        """Make the ranks' plans for its new trees, of a job without RC ranks, beside the event loop.  Empty, with
+        nothing changed, where meanwhile a rank has stopped waiting for its plan, or the round has ended or got another
+        number."""
+        draft, resumes = copy.copy(job), dict(here.resumes)
+        draft.rounds, draft.streams = here.number, rewound(job, resumes)
+        draft.announced = draft.streams
+        made = await self._thread.run(plans.make, self._fabric, self._registry.key, draft,
+                                      _staying(job, draft.streams))
+        if here.plans.done() or here.resumes != resumes or here.number != draft.rounds or job.state == "finished":
+            return []
+        job.streams = job.announced = draft.streams
+        job.ticket = draft.ticket
+        return made
 
     async def _connect(self, job: Job, here: Round) -> bool:
         """Let RC ranks connect queue pairs for the new trees, and write the entries.  Returns False where that failed:
@@ -437,3 +478,8 @@ class Recovery:
         self._end_round(job, here, make)
         log.warning("%s: goes on over TCP after operation %d: %s", job, folds_until, job.reason)
         self._note("re-planned", job.name, f"{job.reason}; goes on over TCP after {1000 * waited:.0f} ms")
+
+
+def _staying(job: Job, streams: Sequence[slots.Stream]) -> set[int]:
+    """Epochs of the trees that a job's ranks know, and keep with these streams."""
+    return {stream.epoch for stream in job.announced} & {stream.epoch for stream in streams}

@@ -117,19 +117,24 @@ class TreePlacement:
                 return f"the link {fold.switch}:{fold.parent_port} - {fold.parent} is down"
         return ""
 
-    def reason_to_move(self, job: Job) -> str:
+    def may_move(self, job: Job) -> bool:
+        """Whether a part of the job's trees is drained, or its busiest link carries more than any one has to."""
+        uses = job.footprint
+        return uses.crowding > uses.least + LEAST_GAIN or bool(self._drains.under(job.trees))
+
+    async def reason_to_move(self, job: Job) -> str:
         """Why the job should move: a part of its trees is drained, or other trees would put less load on its busiest
-        link.  Empty if it should not or cannot move."""
-        drained, uses = self._drains.under(job.trees), job.footprint
-        if not drained and uses.crowding <= uses.least + LEAST_GAIN:
-            return ""  # as even as any trees could be
-        graph = self._steady()
-        if job.best_over is graph:
+        link.  Empty if it should not or cannot move, or if its trees change meanwhile."""
+        uses, graph = job.footprint, await self._steady()
+        if not self.may_move(job) or job.footprint.trees is not uses.trees or job.best_over is graph:
             return ""
         try:
-            planned = _replacements(job, graph)
+            planned = await self._thread.run(_replacements, job, graph)
         except trees.NoTree:
             planned = None
+        if job.footprint.trees is not uses.trees:
+            return ""
+        drained = self._drains.under(job.trees)
         if planned is not None and drained:
             return f"{', '.join(drained)} is drained"
         if planned is None or trees.crowding(planned) > uses.crowding - LEAST_GAIN:
@@ -145,14 +150,13 @@ class TreePlacement:
         graph = self._liveness.graph()
         return job.hosts[0] in graph and set(job.hosts) <= nx.node_connected_component(graph, job.hosts[0])
 
-    def _steady(self) -> nx.MultiGraph[str]:
+    async def _steady(self) -> nx.MultiGraph[str]:
         """What is up now, without what flap damping suppresses and what is drained; the same one while nothing changes,
         which all jobs share."""
-        whole, drained = self._liveness.graph(steady=True, writable=True), self._drains.names
+        whole, drained = await self._liveness.prepared(steady=True, writable=True), self._drains.names
         if self._without is None or self._without[:2] != (whole, drained):
             self._without = whole, drained, self._drains.without(whole)
         return self._without[2]
-
 
     # ---- another place ---------------------------------------------------------------------------------------------
 
@@ -166,11 +170,11 @@ class TreePlacement:
         flap damping suppresses only where there are no others.  With ``by_choice``, they must fit beside the old ones.
         Raises NoTree, Exhausted and SwitchError."""
         groups = fold_groups(machines(job.hosts), job.hosts)
-        graphs = self._steady(), self._drains.left(self._liveness.graph(writable=True))
         try:
-            planned = await self._thread.run(_replacements, job, graphs[0])
+            planned = await self._thread.run(_replacements, job, await self._steady())
         except trees.NoTree:
-            planned = await self._thread.run(_replacements, job, graphs[1])
+            left = self._drains.left(await self._liveness.prepared(writable=True))
+            planned = await self._thread.run(_replacements, job, left)
         switches, ends = self.down()
         kept = {place for place, (old, new) in enumerate(zip(job.trees, planned, strict=True))
                 if old == new and not (job.rc_ranks or job.is_adopted)

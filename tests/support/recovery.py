@@ -11,7 +11,6 @@ from netfold.controller.jobs.recovery import Recovery
 from netfold.controller.switch import tables
 from netfold.wire import roce
 from netfold.wire.jobs import Plan, RankStream, Resume
-from support.controller import until
 from support.jobs import Rig
 
 
@@ -59,7 +58,8 @@ async def back_and_then(r: Rig, name: str, job: Job, then: Callable[[Recovery], 
     jobs, recovery = r.controller.jobs, r.controller.jobs._recovery
     noticed, jobs.notice = jobs.notice, lambda: None  # type: ignore[method-assign]
     restart(r, name)
-    await until(lambda: bool(jobs._placement.reason_to_move(job)) and not recovery.background)
+    while recovery.background or not await jobs._placement.reason_to_move(job):
+        await asyncio.sleep(0)
     recovery.notice([job])
     then(recovery)
     jobs.notice = noticed  # type: ignore[method-assign]

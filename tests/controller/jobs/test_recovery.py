@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -282,7 +283,50 @@ def test_what_has_just_come_back_is_not_steady_before_its_hold_has_begun(tmp_pat
                 assert "spine1" in liveness.graph()
                 assert "spine1" not in liveness.graph(steady=True)
                 r.controller.jobs._recovery.notice([job])
-                assert not r.controller.jobs._recovery.background
+                await until(lambda: not r.controller.jobs._recovery.background)
+                assert (job.rounds, job.stands_still, job.stay_reason) == (1, False, "")
+
+    run(story())
+
+
+def test_a_rank_that_stops_waiting_while_plans_are_made_is_waited_for_once_more(tmp_path: Path) -> None:
+    """Nobody goes on by plans that were made for ranks of which one is not halted any more; the next ones begin at what
+    it lacks then."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            lose(r, "spine1")
+            (job,) = r.controller.jobs.all()
+            await until(lambda: job.stands_still)
+            recovery, makes, goes_on = r.controller.jobs._recovery, asyncio.Event(), asyncio.Event()
+            thread = recovery._thread
+
+            class Held:
+                async def run(self, *work: Any) -> Any:
+                    made = await thread.run(*work)
+                    makes.set()
+                    await goes_on.wait()
+                    return made
+
+            recovery._thread = Held()  # type: ignore[assignment]
+            going = asyncio.create_task(all_resume(r, plans, ahead=dict.fromkeys(range(4), 7)))
+            await makes.wait()
+            assert job.round is not None
+            old = job.streams
+            stopped = job.round.resumes.pop(3)
+            goes_on.set()
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert job.stands_still
+            assert job.announced is not job.streams
+            assert job.streams is old, "nothing of the plans that were made counts"
+            again = asyncio.create_task(r.call("Resume", resume(plans[3], ahead=5)))
+            after = [*await going, await again]
+            assert {plan.round for plan in after} == {1}
+            for before, now in zip(streams(plans[3]), streams(after[3]), strict=True):
+                assert now.psn == (before.psn + 5) & roce.PSN_MASK
+            assert stopped.rank == 3
 
     run(story())
 
