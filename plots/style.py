@@ -62,6 +62,7 @@ STYLES: Final[Mapping[str, Style]] = {
     "parallel NetReduce, the paper's credits": _named("sky", "o", DASHED),
     "NetReduce, our window": _named("purple", "D"),
     "NetReduce, the paper's credits": _named("crimson", "D", DASHED),
+    "SwitchML": _named("brown", "<", MIXED),
     "sufficient condition": _named("grey", "X", DOTTED),
     "the paper": _named("grey", "X", DOTTED),
     # allreduces between hosts

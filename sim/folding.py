@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 import networkx as nx
 import numpy as np
@@ -27,6 +27,10 @@ from netfold.sim.workload import Workload
 
 HOST: Final = 2**32 - 1
 """FOLD_HOST of native/packet.h: the end of an edge that is no switch."""
+
+Protocol = Literal["netfold", "switchml"]
+PROTOCOLS: Final[tuple[Protocol, ...]] = ("netfold", "switchml")
+"""In the order of enum fold_protocol of native/packet.h."""
 
 EDGE = np.dtype([(name, "u4") for name in ("parent", "place", "node", "first", "count")])
 NODE = np.dtype([(name, "u4") for name in ("up", "first", "count")])
@@ -43,8 +47,19 @@ class FoldRules:
     """Packets of a message, where there are credits."""
     credits: int = 0
     """NetReduce's messages in flight; 0: the window alone bounds what is in flight."""
+    protocol: Protocol = "netfold"
+    """Whose rules ranks and switches follow."""
+    payload: int = 0
+    """Bytes of a full packet's payload; 0: those of `packet.Transport`."""
+    header: int = 0
+    """Bytes around a payload where ``payload`` is given."""
+    timeout: float = 1e-3
+    """Seconds until SwitchML's workers repeat a packet."""
 
     def __post_init__(self) -> None:
+        if self.payload < 0 or self.header < 0 or self.payload + self.header > 65535 or not self.timeout > 0:
+            raise ValueError(f"payload, header, timeout: expected a packet of at most 65535 bytes and seconds above 0, "
+                             f"got {self.payload} + {self.header} and {self.timeout}")
         if self.slots < 2 or self.slots & (self.slots - 1):
             raise ValueError(f"slots: expected a power of two of at least 2, got {self.slots}")
         if self.message < 1 or self.credits < 0:
@@ -84,18 +99,19 @@ def fold_graph(topology: Topology, *, machines: bool) -> nx.MultiGraph[str]:
 
 def fold(
     topology: Topology, hosts: Sequence[int], size: int, *, machines: bool, planned: Sequence[Tree] = (),
-    carried: Mapping[int, float] = MappingProxyType({}),
+    carried: Mapping[int, float] = MappingProxyType({}), most: int = trees.MOST_TREES,
 ) -> tuple[Workload, list[SimulatedFold]]:
     """An allreduce of ``size`` bytes on each host, summed by the switches.
 
     planned   trees of these hosts, where there are some already; else they are planned
     carried   bit/s that others take of links, as in `fabric.trees.plan`
+    most      trees at the most, of those that are planned
     Raises ValueError for too few hosts or bytes, trees.NoTree where no switch reaches all.
     """
     if len(set(hosts)) != len(hosts) or len(hosts) < 2 or size < 1:
         raise ValueError(f"fold: expected at least 2 different hosts and 1 byte, got {list(hosts)[:8]}, {size}")
     ranks = [f"leaf{topology.leaf(host)}" if machines else f"h{host}" for host in hosts]
-    chosen = planned or trees.plan(fold_graph(topology, machines=machines), ranks, carried=carried)
+    chosen = planned or trees.plan(fold_graph(topology, machines=machines), ranks, carried=carried, most=most)
     n = len(hosts)
     own = np.array(hosts, np.int64)
     none = np.zeros(n, np.int64)

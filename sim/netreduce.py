@@ -12,16 +12,18 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from netfold.disk import files
+from netfold.fabric import trees
 from netfold.plots.charts import LineChart, PlotsMissing, line_charts, spread
 from netfold.sim.folding import FoldRules, SimulatedFold, beside, fold, shifted
 from netfold.sim.kept import simulate_all
-from netfold.sim.packet import PacketOutcome, Transport, simulate
+from netfold.sim.packet import PacketOutcome, SimulationError, Transport, simulate
 from netfold.sim.placement import SCHEMES
 from netfold.sim.topology import Topology
 from netfold.sim.workload import Workload, double_binary_tree, halving_doubling, ring, ring_all_gather
@@ -103,10 +105,10 @@ def then(first: Job, second: Job) -> Job:
     return work, [*first[1], *shifted(second[1], len(first[0]) + 1)]
 
 
-def parallel_netreduce(topology: Topology, size: int) -> Job:
-    """PN: reduce-scatter inside, a fold of each GPU's piece, all-gather inside."""
+def parallel_netreduce(topology: Topology, size: int, *, most: int = trees.MOST_TREES) -> Job:
+    """PN: reduce-scatter inside, a fold of each GPU's piece, over ``most`` trees at the most, all-gather inside."""
     part = -(-size // MACHINE)
-    folds = rails(topology, lambda hosts: fold(topology, hosts, part, machines=True))
+    folds = rails(topology, lambda hosts: fold(topology, hosts, part, machines=True, most=most))
     return then(then(inside_machines(topology, size), folds), inside_machines(topology, size))
 
 
@@ -144,24 +146,28 @@ WAYS: Final[dict[str, Callable[[Topology, int], Job]]] = {
     "PN-credits": parallel_netreduce,
     "NR": netreduce,
     "NR-credits": netreduce,
+    "SML": partial(parallel_netreduce, most=1),
     "FR": lambda topology, size: (ring(range(topology.size), size), []),
     "TA": tencent,
     "HD": nearest_first,
     "DBT": lambda topology, size: (double_binary_tree(range(topology.size), size), []),
 }
-"""Parallel NetReduce, NetReduce over one GPU of each machine, flat ring, Tencent's hierarchy, halving-doubling, double
+"""Parallel NetReduce, NetReduce over one GPU of each machine, SwitchML in parallel NetReduce's place, flat ring, Tencent's hierarchy, halving-doubling, double
 binary tree."""
 OURS: Final = FoldRules(slots=2048)
 """1,024 packets of each stream in flight, 4 MiB: more than any link here holds."""
 PAPERS: Final = FoldRules(slots=256, message=42, credits=2)
 """The paper's flow control: 2 messages of 170 packets of 1 KB in flight, so 42 packets of 4,096 bytes a message."""
-RULES: Final[dict[str, FoldRules]] = {"PN": OURS, "NR": OURS, "PN-credits": PAPERS, "NR-credits": PAPERS}
+SWITCHML: Final = FoldRules(protocol="switchml", slots=512, payload=128, header=52, timeout=1e-3)
+"""SwitchML's own numbers: 512 slots of 32 elements for 100 Gb/s, packets of 180 bytes, 1 ms until a packet is repeated."""
+RULES: Final[dict[str, FoldRules]] = {"PN": OURS, "NR": OURS, "PN-credits": PAPERS, "NR-credits": PAPERS,
+                                      "SML": SWITCHML}
 """The flow control of each way that folds."""
 SEEDS: Final = (1, 2, 3)
 """Seeds of the losses."""
 LABELS: Final[dict[str, str]] = {
     "PN": "parallel NetReduce, our window", "PN-credits": "parallel NetReduce, the paper's credits",
-    "NR": "NetReduce, our window", "NR-credits": "NetReduce, the paper's credits", "FR": "flat ring",
+    "NR": "NetReduce, our window", "NR-credits": "NetReduce, the paper's credits", "SML": "SwitchML", "FR": "flat ring",
     "TA": "Tencent's hierarchy", "HD": "halving-doubling", "DBT": "double binary tree"}
 """The ways as figures name them."""
 
@@ -173,9 +179,14 @@ def bound(gpus: int) -> float:
 
 def run_job(topology: Topology, job: Job, *, loss: float = 0.0, rules: FoldRules | None = None, seed: int = 1
             ) -> PacketOutcome:
-    """Simulate one job with planned paths."""
-    return simulate(topology, job[0], SCHEMES["netfold"], transport=TRANSPORT, folds=job[1], loss=loss, rules=rules,
-                    seed=seed, deadline=10.0)
+    """Simulate one job with planned paths.  Raises SimulationError where a sum is wrong."""
+    out = simulate(topology, job[0], SCHEMES["netfold"], transport=TRANSPORT, folds=job[1], loss=loss, rules=rules,
+                   seed=seed, deadline=10.0)
+    if out.counts["fold_wrong"]:
+        raise SimulationError(f"{out.counts['fold_wrong']} sums are wrong: {out.counts['fold_aliased']} packets met "
+                              f"another's sum in their slot, at {loss:g} lost and seed {seed}; simulate a longer "
+                              "time-out or fewer slots")
+    return out
 
 
 def point(figure: str, scheme: str, gpus: int, inside: float, alpha: float, size: int, loss: float = 0.0,
@@ -214,7 +225,7 @@ def sweep(*, short: bool) -> Iterator[tuple[str, str, int, float, float, int, fl
         yield from (("loss", way, 32, 100.0, 1e-6, size, loss, 1, seed) for way in WAYS
                     for seed in (SEEDS if loss else SEEDS[:1]))
     for jobs in (1, 2) if short else (1, 2, 4):
-        yield from (("jobs", way, 32, 100.0, 1e-6, size, 0.0, jobs, 1) for way in ("PN", "PN-credits", "FR", "TA"))
+        yield from (("jobs", way, 32, 100.0, 1e-6, size, 0.0, jobs, 1) for way in ("PN", "PN-credits", "SML", "FR", "TA"))
 
 
 def run(*, out: Path, short: bool, resume: bool = False) -> list[AllreducePoint]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from cbuild import cc
 from netfold.sim import folding
-from netfold.sim.folding import FoldRules, SimulatedFold
+from netfold.sim.folding import PROTOCOLS, FoldRules, SimulatedFold
 from netfold.sim.placement import Placement, Scheme, place
 from netfold.sim.topology import ClosCable, Topology
 from netfold.sim.workload import Workload
@@ -146,8 +146,9 @@ class _Config(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("mode", "mtu", "header", "ack_bytes", "tolerant", "move")),
         *((name, ctypes.c_double) for name in ("window", "max_window", "min_window", "gain")),
         *((name, ctypes.c_uint64) for name in ("rto", "mark_time", "freeze_time", "jitter", "deadline", "seed")),
-        *((name, ctypes.c_uint32) for name in ("loss", "fold_window", "fold_slots", "fold_message", "fold_credits",
-                                               "padding")),
+        *((name, ctypes.c_uint32) for name in ("loss", "repeat", "reorder", "fold_protocol", "fold_mtu", "fold_header",
+                                               "fold_window", "fold_slots", "fold_message", "fold_credits")),
+        ("fold_rto", ctypes.c_uint64),
     )
 
 
@@ -155,7 +156,7 @@ _RESULTS = ("end", "hops", "sent", "resent", "delivered", "discarded", "dropped"
             "lost_acks", "answers", "answered", "unfinished", "pieces", "moved",
             *(f"fold_{name}" for name in ("sent", "resent", "asks", "timeouts", "results", "duplicates", "completed",
                                           "first", "answered", "asked", "waited", "late", "repeated", "lacked",
-                                          "naks")))
+                                          "naks", "wrong", "aliased")))
 
 
 class _Folds(ctypes.Structure):
@@ -180,6 +181,8 @@ def simulate(
     folds: Sequence[SimulatedFold] = (),
     rules: FoldRules | None = None,
     loss: float = 0.0,
+    repeat: float = 0.0,
+    reorder: float = 0.0,
     drops: Sequence[tuple[int, str, int, int]] = (),
 ) -> PacketOutcome:
     """Simulate a workload to its end, or to ``deadline`` seconds of simulated time.
@@ -188,14 +191,17 @@ def simulate(
     folds       tasks of the workload that are ranks' parts of folds
     rules       windows and credits of folds
     loss        part of its packets that each link loses, at random by the seed
+    repeat      part that each link carries twice
+    reorder     part that each link carries once more behind what is queued there, at most once for a packet
     drops       packets of folds to lose: link, "up", "down", "ask up" or "ask down", PSN, how often
     Runs with equal arguments have equal outcomes.  Raises ValueError for hosts that the fabric does not have,
     PathError where failures leave no path, SimulationError for lack of memory.
     """
     transport = transport or Transport()
     rules = rules or FoldRules()
-    if not 0 <= loss < 1:
-        raise ValueError(f"loss: expected a part of 0..1, got {loss}")
+    for name, part in (("loss", loss), ("repeat", repeat), ("reorder", reorder)):
+        if not 0 <= part < 1:
+            raise ValueError(f"{name}: expected a part of 0..1, got {part}")
     if workload.total and max(workload.source.max(), workload.destination.max()) >= topology.size:
         raise ValueError(f"workload: host {max(workload.source.max(), workload.destination.max())} is not among the "
                          f"fabric's {topology.size}")
@@ -210,7 +216,8 @@ def simulate(
         after = place(topology, workload, scheme, dead=dead, seed=seed, mtu=transport.mtu)
 
     tasks, nexts = _tasks(workload, (before, after))
-    tables = folding.tables(topology, folds, transport.mtu)
+    mtu, header = (rules.payload, rules.header) if rules.payload else (transport.mtu, transport.header)
+    tables = folding.tables(topology, folds, mtu)
     numbers_of = tables.channels["task"]
     tasks["channels"] = np.bincount(numbers_of, minlength=len(workload)) if len(numbers_of) else 0
     tasks["first_channel"] = np.searchsorted(numbers_of, np.arange(len(workload)))
@@ -240,7 +247,9 @@ def simulate(
         _MODES[scheme.mode], transport.mtu, transport.header, transport.ack, scheme.tolerant, scheme.moves,
         max(1.0, transport.window * bdp), max(1.0, transport.max_window * bdp), 1.0, transport.gain,
         _ps(transport.rto), _ps(transport.mark_time), _ps(transport.freeze_time), _ps(transport.jitter),
-        _ps(deadline), seed % 2**64, round(loss * 2**32), slots // 2, slots, rules.message, rules.credits, 0,
+        _ps(deadline), seed % 2**64, round(loss * 2**32), round(repeat * 2**32),
+        round(reorder * 2**32), PROTOCOLS.index(rules.protocol), mtu, header, slots // 2, slots, rules.message,
+        rules.credits, _ps(rules.timeout),
     )
     rates = 8 * _PS / topology.rates()
     times = np.zeros((2, len(workload)), np.uint64)
@@ -295,7 +304,7 @@ def _ps(seconds: float) -> int:
 @functools.cache
 def _library() -> ctypes.CDLL:
     native = Path(__file__).parent / "native"
-    modules = ("run", "events", "fabric", "paths", "transport", "tasks", "folds", "verdict")
+    modules = ("run", "events", "fabric", "paths", "transport", "tasks", "trees", "folds", "switchml", "verdict")
     sources = [native / f"{name}.c" for name in modules]
     host = native.parent.parent / "host" / "native"
     if not host.is_dir():  # an installation that is not the source tree has the package there

@@ -220,6 +220,13 @@ int link_event(struct sim *s, uint32_t number, struct packet *p) {
     l->count.packets++;
     l->count.bytes += p->bytes;
     s->r.hops++;
+    if ((s->c->repeat | s->c->reorder) && !p->late) {
+        int later = (uint32_t)(draw(s) >> 32) < s->c->reorder;
+        p->late = 1;
+        if (later || (uint32_t)(draw(s) >> 32) < s->c->repeat) transmit(s, number, p);
+        if (later) return 0;
+    }
+    p->late = 0;
     if (l->kind == HOST_DOWN || p->fold) return 1;
     if (s->c->mode == SPRAY_TURN || s->c->mode == SPRAY_LEAST) steer(s, l, p);
     transmit(s, next_link(s, l, p), p);

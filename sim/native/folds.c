@@ -5,8 +5,8 @@
  * super-packets (a network card sends packet by packet). */
 #include "folds.h"
 
-#include "fabric.h"
 #include "stream.h"
+#include "trees.h"
 #include "verdict.h"
 
 #define ASKED_AT_ONCE 64u /* PSNs of one NAK that a switch answers; of a longer one the first is (sizes.p4) */
@@ -28,75 +28,43 @@ struct flow { /* of one end of an edge: what came from there, and the PSN that l
 struct channel {
     nf_stream stream;
     uint64_t timer; /* when its timer runs out, NEVER: none is set */
-    uint32_t host, after, mtu;
-    uint8_t listed, active;
+    uint8_t active;
 };
 
 struct fold_state {
     struct slot *slots; /* [node][slot] */
     struct flow *flows; /* [edge][0: from below, 1: from above] */
     struct channel *channels;
-    uint32_t *left;    /* of each channel that is its task's first: channels of the task that lack results */
-    uint32_t *first;   /* of each channel: its task's first */
-    uint32_t *of_edge; /* of each edge to a host: its channel */
 };
 
-int folds_open(struct sim *s) {
+static int folds_open(struct sim *s) {
     const struct folds *f = s->folds;
     struct fold_state *state = s->fold = calloc(1, sizeof *state);
     if (!state) return 0;
     state->slots = calloc((size_t)f->nodes * s->c->fold_slots + 1, sizeof *state->slots);
     state->flows = calloc(2 * (size_t)f->edges + 1, sizeof *state->flows);
     state->channels = calloc((size_t)f->channels + 1, sizeof *state->channels);
-    state->left = calloc((size_t)f->channels + 1, sizeof *state->left);
-    state->first = calloc((size_t)f->channels + 1, sizeof *state->first);
-    state->of_edge = calloc((size_t)f->edges + 1, sizeof *state->of_edge);
-    if (!state->slots || !state->flows || !state->channels || !state->left || !state->first || !state->of_edge)
-        return 0;
-    for (uint32_t i = 0; i < f->channels; i++) {
-        struct channel *c = &state->channels[i];
-        state->first[i] = i && f->channel[i - 1].task == f->channel[i].task ? state->first[i - 1] : i;
-        state->left[state->first[i]]++;
-        state->of_edge[f->channel[i].edge] = i;
-        c->host = s->tasks[f->channel[i].task].source;
-        c->timer = NEVER;
-    }
+    if (!state->slots || !state->flows || !state->channels) return 0;
+    for (uint32_t i = 0; i < f->channels; i++) state->channels[i].timer = NEVER;
     return 1;
 }
 
-void folds_close(struct sim *s) {
+static void folds_close(struct sim *s) {
     struct fold_state *state = s->fold;
     if (!state) return;
     for (uint32_t i = 0; state->channels && i < s->folds->channels; i++) nf_stream_close(&state->channels[i].stream);
     free(state->slots);
     free(state->flows);
     free(state->channels);
-    free(state->left);
-    free(state->first);
-    free(state->of_edge);
     free(state);
 }
 
 /* ---- packets on their edges ---- */
 
-static void forward(struct sim *s, const struct packet *p) {
-    const struct fold_edge *e = &s->folds->edge[p->piece];
-    int up = p->fold == UP || p->fold == ASK_UP;
-    transmit(s, s->folds->links[e->first + (up ? 0 : e->count) + p->hop], p);
-}
-
-static uint16_t wire_bytes(const struct sim *s, uint32_t edge, uint32_t psn) {
-    /* all ranks of a tree send equally many bytes of a PSN, so any channel below tells them */
-    const struct folds *f = s->folds;
-    while (f->edge[edge].node != FOLD_HOST) edge = f->node[f->edge[edge].node].first;
-    const struct fold_channel *c = &f->channel[s->fold->of_edge[edge]];
-    return (uint16_t)((psn + 1 == c->packets ? c->last_bytes : s->c->mtu) + s->c->header);
-}
-
 static void emit(struct sim *s, enum fold_kind kind, uint32_t edge, uint32_t psn, uint32_t end, uint16_t bytes,
                  int marked) {
     struct packet p = {.piece = edge, .seq = psn, .destination = end, .fold = (uint8_t)kind, .bytes = bytes};
-    if (kind == ASK_UP || kind == ASK_DOWN) p.bytes = (uint16_t)(s->c->header + 4); /* an AETH */
+    if (kind == ASK_UP || kind == ASK_DOWN) p.bytes = (uint16_t)(s->c->fold_header + 4); /* an AETH */
     p.marked = (uint8_t)marked;
     if (kind == UP || kind == DOWN) {
         struct flow *flow = &s->fold->flows[2 * edge + (kind == DOWN)];
@@ -119,16 +87,7 @@ static uint64_t limit_of(struct sim *s, uint32_t number) {
 
 static void enlist(struct sim *s, uint32_t number) {
     struct channel *c = &s->fold->channels[number];
-    struct host *h = &s->hosts[c->host];
-    if (c->listed || !c->active || (!c->stream.n_ask && !nf_stream_sendable(&c->stream, limit_of(s, number)))) return;
-    c->listed = 1;
-    c->after = NONE;
-    if (h->fold_head == NONE)
-        h->fold_head = number;
-    else
-        s->fold->channels[h->fold_tail].after = number;
-    h->fold_tail = number;
-    wake_card(s, c->host);
+    if (c->active && (c->stream.n_ask || nf_stream_sendable(&c->stream, limit_of(s, number)))) take_turn(s, number);
 }
 
 static void arm(struct sim *s, uint32_t number) {
@@ -139,10 +98,10 @@ static void arm(struct sim *s, uint32_t number) {
     set_timer(&s->events, c->timer, FOLD_TIMER, number);
 }
 
-void fold_start(struct sim *s, uint32_t number) {
+static void fold_start(struct sim *s, uint32_t number) {
     struct channel *c = &s->fold->channels[number];
     c->active = 1;
-    if (!nf_stream_open(&c->stream, 0, s->c->fold_window, LOSS_FLOOR / s->c->mtu)) {
+    if (!nf_stream_open(&c->stream, 0, s->c->fold_window, LOSS_FLOOR / s->c->fold_mtu)) {
         s->events.no_memory = 1;
         return;
     }
@@ -150,37 +109,30 @@ void fold_start(struct sim *s, uint32_t number) {
     enlist(s, number);
 }
 
-int fold_send(struct sim *s, uint32_t host) {
-    struct host *h = &s->hosts[host];
+static int channel_send(struct sim *s, uint32_t number) {
+    struct channel *c = &s->fold->channels[number];
+    uint32_t edge = s->folds->channel[number].edge;
     int64_t now = (int64_t)(s->events.now / PS);
-    while (h->fold_head != NONE) {
-        uint32_t number = h->fold_head;
-        struct channel *c = &s->fold->channels[number];
-        uint32_t edge = s->folds->channel[number].edge;
-        uint64_t seq;
-        h->fold_head = c->after;
-        c->listed = 0;
-        if (!c->active) continue;
-        if (nf_stream_ask(&c->stream, &seq, now)) {
-            s->r.fold_asks++;
-            emit(s, ASK_UP, edge, (uint32_t)seq, (uint32_t)seq + 1, 0, 0);
-        } else if (nf_stream_sendable(&c->stream, limit_of(s, number))) {
-            seq = nf_stream_peek(&c->stream);
-            s->r.fold_resent += c->stream.n_lost > 0;
-            s->r.fold_sent++;
-            nf_stream_send(&c->stream, now);
-            emit(s, UP, edge, (uint32_t)seq, 0, wire_bytes(s, edge, (uint32_t)seq), 0);
-        } else {
-            continue;
-        }
-        arm(s, number);
-        enlist(s, number);
-        return 1;
+    uint64_t seq;
+    if (!c->active) return 0;
+    if (nf_stream_ask(&c->stream, &seq, now)) {
+        s->r.fold_asks++;
+        emit(s, ASK_UP, edge, (uint32_t)seq, (uint32_t)seq + 1, 0, 0);
+    } else if (nf_stream_sendable(&c->stream, limit_of(s, number))) {
+        seq = nf_stream_peek(&c->stream);
+        s->r.fold_resent += c->stream.n_lost > 0;
+        s->r.fold_sent++;
+        nf_stream_send(&c->stream, now);
+        emit(s, UP, edge, (uint32_t)seq, 0, wire_bytes(s, edge, (uint32_t)seq), 0);
+    } else {
+        return 0;
     }
-    return 0;
+    arm(s, number);
+    enlist(s, number);
+    return 1;
 }
 
-void fold_timer(struct sim *s, uint32_t number) {
+static void fold_timer(struct sim *s, uint32_t number) {
     struct channel *c = &s->fold->channels[number];
     if (!c->active || s->events.now < c->timer) return;
     c->timer = NEVER;
@@ -192,7 +144,7 @@ void fold_timer(struct sim *s, uint32_t number) {
 }
 
 static uint32_t at_host(struct sim *s, const struct packet *p) {
-    uint32_t number = s->fold->of_edge[p->piece], complete = NONE;
+    uint32_t number = channel_of(s, p->piece);
     struct channel *c = &s->fold->channels[number];
     int64_t now = (int64_t)(s->events.now / PS);
     uint64_t seq;
@@ -214,8 +166,7 @@ static uint32_t at_host(struct sim *s, const struct packet *p) {
     if (c->stream.una == s->folds->channel[number].packets) {
         c->active = 0;
         nf_stream_close(&c->stream);
-        if (!--s->fold->left[s->fold->first[number]]) complete = s->folds->channel[number].task;
-        return complete;
+        return channel_done(s, number);
     }
     arm(s, number);
     enlist(s, number);
@@ -280,23 +231,20 @@ static void take(struct sim *s, uint32_t node, const struct packet *p, uint32_t 
         emit(s, below ? DOWN : UP, p->piece, psn, 0, bytes, marked);
 }
 
-uint32_t fold_packet(struct sim *s, const struct packet *arrived) {
-    struct packet p = *arrived;
-    const struct fold_edge *e = &s->folds->edge[p.piece];
-    int up = p.fold == UP || p.fold == ASK_UP;
-    if (++p.hop < e->count) {
-        forward(s, &p);
-        return NONE;
-    }
-    if (!up && e->node == FOLD_HOST) return at_host(s, &p);
+static uint32_t at_edges_end(struct sim *s, const struct packet *p) {
+    const struct fold_edge *e = &s->folds->edge[p->piece];
+    int up = p->fold == UP || p->fold == ASK_UP;
+    if (!up && e->node == FOLD_HOST) return at_host(s, p);
     uint32_t node = up ? e->parent : e->node;
-    if (p.fold == UP || p.fold == DOWN) {
-        tell_gap(s, &p, !up);
-        take(s, node, &p, p.seq);
+    if (p->fold == UP || p->fold == DOWN) {
+        tell_gap(s, p, !up);
+        take(s, node, p, p->seq);
         return NONE;
     }
-    uint32_t several = p.destination - p.seq;
+    uint32_t several = p->destination - p->seq;
     if (several > ASKED_AT_ONCE) several = 1;
-    for (uint32_t i = 0; i < several; i++) take(s, node, &p, p.seq + i);
+    for (uint32_t i = 0; i < several; i++) take(s, node, p, p->seq + i);
     return NONE;
 }
+
+const struct fold_rules netfold_rules = {folds_open, folds_close, fold_start, channel_send, at_edges_end, fold_timer};

@@ -9,6 +9,7 @@
 /* How a flow's packets get their paths: the flow's own, a random one, a recycled one; or each switch on the way up
  * gives them its uplinks in turn (SPRAY_TURN), or the one that is free soonest (SPRAY_LEAST). */
 enum mode { PINNED, SPRAY, REPS, SPRAY_TURN, SPRAY_LEAST };
+enum fold_protocol { NETFOLD, SWITCHML, FOLD_PROTOCOLS };
 enum outcome { FINISHED, DEADLINE, NO_MEMORY, BAD_INPUT };
 
 struct config {
@@ -33,9 +34,13 @@ struct config {
     uint64_t seed;
     /* every link loses this part of its packets, in 2^-32, at random by the seed */
     uint32_t loss;
-    /* folds: packets of a stream in flight at most; slots of a stream at a switch; NetReduce's messages (fold.c) */
-    uint32_t fold_window, fold_slots, fold_message, fold_credits;
-    uint32_t padding;
+    /* the part that a link carries twice, and that it puts behind what is queued there, once for each packet */
+    uint32_t repeat, reorder;
+    /* folds: whose rules; bytes of payload of a full packet, and around it; packets of a stream in flight at most;
+     * slots of a stream at a switch; NetReduce's messages (folds.c) */
+    uint32_t fold_protocol; /* enum fold_protocol */
+    uint32_t fold_mtu, fold_header, fold_window, fold_slots, fold_message, fold_credits;
+    uint64_t fold_rto; /* of SwitchML's workers */
 };
 
 /* A switch of a fold's tree, or what a rank sends over one tree (a channel), hangs below a switch by an edge: the links
@@ -110,5 +115,7 @@ struct result {
      * packets (enum fold_outcome); NAKs of theirs */
     uint64_t fold_sent, fold_resent, fold_asks, fold_timeouts, fold_results, fold_duplicates, fold_completed;
     uint64_t fold_first, fold_answered, fold_asked, fold_waited, fold_late, fold_repeated, fold_lacked, fold_naks;
+    /* SwitchML: results whose sums were wrong; packets that met another packet's sum in their slot */
+    uint64_t fold_wrong, fold_aliased;
 };
 #endif

@@ -3,8 +3,10 @@
 #include "fabric.h"
 #include "folds.h"
 #include "paths.h"
+#include "switchml.h"
 #include "tasks.h"
 #include "transport.h"
+#include "trees.h"
 
 #define ACK_BYTES 64
 
@@ -71,7 +73,7 @@ static void timer_event(struct sim *s, struct timer t) {
     case TIMEOUT: timeout(s, t.what); break;
     case FAULT: fault(s, &s->faults[t.what]); break;
     case ANNOUNCE: announce(s, &s->faults[t.what]); break;
-    case FOLD_TIMER: fold_timer(s, t.what); break;
+    case FOLD_TIMER: s->rules->timer(s, t.what); break;
     }
 }
 
@@ -119,9 +121,11 @@ int sim_run(const struct config *config, uint32_t task_count, const struct task 
                     .started = started,
                     .finished = finished,
                     .size = config->hosts * config->leaves * config->pods};
+    static const struct fold_rules *const rules[FOLD_PROTOCOLS] = {&netfold_rules, &switchml_rules};
     enum outcome outcome = NO_MEMORY;
+    s.rules = rules[config->fold_protocol];
     if (fabric_open(&s) && hosts_open(&s) && paths_open(&s) && events_open(&s.events, s.link_count + s.size + 3) &&
-        folds_open(&s) && tasks_open(&s, task_count)) {
+        trees_open(&s) && s.rules->open(&s) && tasks_open(&s, task_count)) {
         set_faults(&s, fault_count);
         outcome = loop(&s);
         for (uint32_t i = 0; i < s.link_count; i++) {
@@ -132,7 +136,8 @@ int sim_run(const struct config *config, uint32_t task_count, const struct task 
     s.r.end = outcome == DEADLINE ? config->deadline : s.events.now;
     s.r.unfinished = s.left;
     s.r.pieces = s.sender_count;
-    folds_close(&s);
+    s.rules->close(&s);
+    trees_close(&s);
     fabric_close(&s);
     paths_close(&s);
     transport_close(&s);

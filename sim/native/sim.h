@@ -6,7 +6,9 @@
  *     fabric       links with their queues, ECN and buffers; routes; what is down
  *     paths        which path a packet takes: pinned, random, REPS; what hosts suspect
  *     verdict      what a switch does with a packet of a fold
- *     folds        folds: ranks' streams, by the host library's own stream.c, and the slots of switches
+ *     trees        the edges of folds' trees, whose channels take turns at a host's card
+ *     folds        NetFold's folds: ranks' streams, by the host library's own stream.c, and the slots of switches
+ *     switchml     SwitchML's workers and switches
  *     transport    senders and receivers: windows, time-outs, repeats
  *     tasks        the workload's graph, and the plans of its flows
  *     run          set-up, the event loop, results
@@ -25,14 +27,19 @@
 #define REPS_CACHE 8 /* REPS: entropies kept a connection */
 
 struct packet {
-    uint64_t time; /* of arrival at the end of the link it is on */
-    uint32_t piece, seq,
-        destination;    /* destination: of a fold, the PSN that left before; of an ask, that after the last */
-    uint16_t agg, core; /* the path */
+    uint64_t time;                    /* of arrival at the end of the link it is on */
+    uint32_t piece, seq, destination; /* of a fold, the PSN that left before; of an ask, that after the last */
+    union {
+        struct {
+            uint16_t agg, core; /* the path */
+        };
+        uint32_t sum; /* of a packet of SwitchML's */
+    };
     uint16_t bytes;
     uint8_t marked;
     uint8_t answer, echo, nack; /* an ACK that queues like data: what it says */
-    uint8_t fold, hop;          /* enum fold_kind, and how many links of its edge, `piece`, are behind it */
+    uint8_t fold;               /* enum fold_kind; 0: no packet of a fold */
+    uint8_t hop : 7, late : 1;  /* how many links of its edge, `piece`, are behind it; it was put behind others */
 };
 
 struct ack {
@@ -94,6 +101,20 @@ struct host {
     uint32_t mark_count, mark_room;
 };
 
+struct sim;
+
+/* Whose rules folds follow: NetFold's or SwitchML's. */
+struct fold_rules {
+    int (*open)(struct sim *s); /* 0 without memory */
+    void (*close)(struct sim *s);
+    void (*start)(struct sim *s, uint32_t channel);
+    /* Sends one packet of a channel, if one may leave; 0 where none may. */
+    int (*send)(struct sim *s, uint32_t channel);
+    /* A packet is at the end of its edge.  Returns the task that has all its results by it, or NONE. */
+    uint32_t (*packet)(struct sim *s, const struct packet *p);
+    void (*timer)(struct sim *s, uint32_t channel);
+};
+
 struct progress {
     uint32_t waits;             /* predecessors that are not done */
     uint32_t arriving, leaving; /* pieces that are not all there; that are not all acknowledged */
@@ -121,7 +142,10 @@ struct sim {
     uint32_t sender_count, sender_room;
     struct progress *progress; /* of each task */
     const struct folds *folds;
+    const struct fold_rules *rules;
+    struct trees *trees;
     struct fold_state *fold;
+    struct switchml *switchml;
     uint64_t *started, *finished;
     uint32_t left; /* tasks */
     struct result r;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tasks.h"
 
-#include "folds.h"
 #include "paths.h"
 #include "transport.h"
 
@@ -58,7 +57,7 @@ void start_task(struct sim *s, uint32_t task) {
     }
     if (k->channels) {
         s->progress[task].arriving = s->progress[task].leaving = 1;
-        for (uint32_t i = 0; i < k->channels; i++) fold_start(s, k->first_channel + i);
+        for (uint32_t i = 0; i < k->channels; i++) s->rules->start(s, k->first_channel + i);
         return;
     }
     struct sender probe = {

@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "fabric.h"
-#include "folds.h"
 #include "paths.h"
+#include "trees.h"
 
 enum { RECEIVED = 1, ACKED = 2, LOST = 4 }; /* flags of a tolerant sender's packets */
 enum { TICK_SHIFT = 12 };                   /* ps to ticks, in which they were sent */
