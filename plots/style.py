@@ -63,6 +63,7 @@ STYLES: Final[Mapping[str, Style]] = {
     "NetReduce, our window": _named("purple", "D"),
     "NetReduce, the paper's credits": _named("crimson", "D", DASHED),
     "SwitchML": _named("brown", "<", MIXED),
+    "ATP": _named("olive", ">", MIXED),
     "sufficient condition": _named("grey", "X", DOTTED),
     "the paper": _named("grey", "X", DOTTED),
     # allreduces between hosts

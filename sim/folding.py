@@ -28,12 +28,12 @@ from netfold.sim.workload import Workload
 HOST: Final = 2**32 - 1
 """FOLD_HOST of native/packet.h: the end of an edge that is no switch."""
 
-Protocol = Literal["netfold", "switchml"]
-PROTOCOLS: Final[tuple[Protocol, ...]] = ("netfold", "switchml")
+Protocol = Literal["netfold", "switchml", "atp"]
+PROTOCOLS: Final[tuple[Protocol, ...]] = ("netfold", "switchml", "atp")
 """In the order of enum fold_protocol of native/packet.h."""
 
 EDGE = np.dtype([(name, "u4") for name in ("parent", "place", "node", "first", "count")])
-NODE = np.dtype([(name, "u4") for name in ("up", "first", "count")])
+NODE = np.dtype([(name, "u4") for name in ("up", "first", "count", "place")])
 CHANNEL = np.dtype([("task", "u4"), ("edge", "u4"), ("packets", "u8"), ("last_bytes", "u8")], align=True)
 
 
@@ -42,7 +42,8 @@ class FoldRules:
     """The controller's plan for each stream of a fold."""
 
     slots: int = 512
-    """Slots of all trees of a job together at a switch, a power of two; half of them are its window in packets."""
+    """Slots of all trees of a job together at a switch, a power of two; half of them are its window in packets.  ATP:
+    a switch's aggregators for all jobs, any number."""
     message: int = 4096
     """Packets of a message, where there are credits."""
     credits: int = 0
@@ -54,14 +55,18 @@ class FoldRules:
     header: int = 0
     """Bytes around a payload where ``payload`` is given."""
     timeout: float = 1e-3
-    """Seconds until SwitchML's workers repeat a packet."""
+    """Seconds until SwitchML's and ATP's workers repeat a packet."""
+    window: int = 0
+    """Packets in flight of a rank over a tree; 0: half of the slots."""
 
     def __post_init__(self) -> None:
         if self.payload < 0 or self.header < 0 or self.payload + self.header > 65535 or not self.timeout > 0:
             raise ValueError(f"payload, header, timeout: expected a packet of at most 65535 bytes and seconds above 0, "
                              f"got {self.payload} + {self.header} and {self.timeout}")
-        if self.slots < 2 or self.slots & (self.slots - 1):
+        if self.slots < 2 or (self.protocol != "atp" and self.slots & (self.slots - 1)):
             raise ValueError(f"slots: expected a power of two of at least 2, got {self.slots}")
+        if not 0 <= self.window <= self.slots:
+            raise ValueError(f"window: expected 0 to {self.slots} packets, as many as slots, got {self.window}")
         if self.message < 1 or self.credits < 0:
             raise ValueError(f"message, credits: expected at least 1 packet and 0 messages, got {self.message} and "
                              f"{self.credits}")
@@ -146,9 +151,10 @@ class FoldTables:
 
 def tables(topology: Topology, folds: Sequence[SimulatedFold], mtu: int) -> FoldTables:
     """Number the switches, edges and channels of all folds.  A short fold is of its first tree alone."""
-    nodes: list[tuple[int, int, int]] = []
+    nodes: list[tuple[int, int, int, int]] = []
     edges: list[tuple[int, int, int, int, int]] = []
     links: list[int] = []
+    places: dict[str, int] = {}
     channels: dict[int, list[tuple[int, int, int, int]]] = {}
     for one in folds:
         packets = -(-one.size // mtu)
@@ -159,13 +165,13 @@ def tables(topology: Topology, folds: Sequence[SimulatedFold], mtu: int) -> Fold
                 continue
             last = one.size - (packets - 1) * mtu if end == packets else mtu
             number = {f.switch: len(nodes) + i for i, f in enumerate(tree.folds)}
-            nodes += [(HOST, 0, len(f.children)) for f in tree.folds]
+            nodes += [(HOST, 0, len(f.children), places.setdefault(f.switch, len(places))) for f in tree.folds]
             for f in tree.folds:
                 above = number[f.switch]
-                nodes[above] = (nodes[above][0], len(edges), len(f.children))
+                nodes[above] = (nodes[above][0], len(edges), *nodes[above][2:])
                 for place, child in enumerate(f.children):
                     low = child.node if child.rank is None else one.hosts[child.rank]
-                    up, down = _links(topology, low, f.switch, one.machines)
+                    up, down = _links(topology, low, f.switch, one.machines, child.port)
                     node = HOST if child.rank is not None else number[child.node]
                     if child.rank is None:
                         nodes[node] = (len(edges), *nodes[node][1:])
@@ -180,18 +186,32 @@ def tables(topology: Topology, folds: Sequence[SimulatedFold], mtu: int) -> Fold
                       np.array(links, np.uint32))
 
 
-def _links(topology: Topology, low: int | str, high: str, machines: bool) -> tuple[list[int], list[int]]:
-    """Directed links from a host or switch to the switch above it, and back."""
+def _links(topology: Topology, low: int | str, high: str, machines: bool, path: int) -> tuple[list[int], list[int]]:
+    """Directed links from a host or switch to the switch above it, and back; to a server (hN) from its switch, and to
+    that switch from those of other racks by ``path``."""
     tier, _, rest = high.partition(".")
+    if high.startswith("h"):
+        up, down = _links(topology, int(high[1:]), str(low), machines, 0)
+        return down, up
     if isinstance(low, int):
         up, down = [low], [topology.size + low]
         if machines:
             there, back = topology.directions(ClosCable("leaf", topology.leaf(low), 0))
             up, down = [*up, there], [back, *down]
         return up, down
+    if (low.startswith("agg") and tier.startswith("agg")) or (low.startswith("leaf") and tier.startswith("leaf")):
+        return _across(topology, low, high, path), _across(topology, high, low, path)
     if tier.startswith("agg"):
         there, back = topology.directions(ClosCable("leaf", int(low.removeprefix("leaf")), int(rest)))
     else:
         pod, agg = low.removeprefix("agg").split(".")
         there, back = topology.directions(ClosCable("core", int(pod), int(agg), int(rest)))
     return [there], [back]
+
+
+def _across(topology: Topology, here: str, there: str, path: int) -> list[int]:
+    """Directed links between two racks' switches, leaves or aggs, by a path of `Topology.between`."""
+    leaf, to = (int(name.removeprefix("leaf").removeprefix("agg").partition(".")[0]) for name in (here, there))
+    if here.startswith("leaf"):
+        return topology.between(leaf, to, path)
+    return topology.between(leaf * topology.leaves, to * topology.leaves, path)[1:-1]

@@ -21,6 +21,7 @@ import numpy as np
 from netfold.disk import files
 from netfold.fabric import trees
 from netfold.plots.charts import LineChart, PlotsMissing, line_charts, spread
+from netfold.sim.atp import ATP, fold_at_server
 from netfold.sim.folding import FoldRules, SimulatedFold, beside, fold, shifted
 from netfold.sim.kept import simulate_all
 from netfold.sim.packet import PacketOutcome, SimulationError, Transport, simulate
@@ -69,14 +70,17 @@ class AllreducePoint:
     hops: int
 
 
-def fabric(gpus: int, inside: float, alpha: float) -> Topology:
-    """The fabric of so many GPUs.  inside: GB/s.  Raises ValueError for a number that fills no machines or racks."""
+def fabric(gpus: int, inside: float, alpha: float, *, spare: int = 0) -> Topology:
+    """The fabric of so many GPUs.  inside: GB/s; spare: machines more in each rack.
+
+    Raises ValueError for a number that fills no machines or racks.
+    """
     machines, left = divmod(gpus, MACHINE)
     racks = -(-machines // RACK)
     if left or machines < 2 or machines % racks:
         raise ValueError(f"{gpus} GPUs: expected machines of {MACHINE}, at least 2, and racks of {RACK} machines "
                          "where there are more")
-    return Topology(hosts=MACHINE, leaves=machines // racks, aggs=1, pods=racks, cores=RACK if racks > 1 else 0,
+    return Topology(hosts=MACHINE, leaves=machines // racks + spare, aggs=1, pods=racks, cores=RACK if racks > 1 else 0,
                     host_rate=8e9 * inside, leaf_rate=8 * OUTSIDE, core_rate=8 * OUTSIDE, delay=alpha / 2)
 
 
@@ -88,15 +92,21 @@ def together(jobs: Sequence[Job]) -> Job:
     return whole
 
 
-def inside_machines(topology: Topology, size: int) -> Job:
+def inside_machines(topology: Topology, size: int, spare: int = 0) -> Job:
     """A reduce-scatter, or an all-gather, over the ring inside each machine: both move the same bytes."""
     return together([(ring_all_gather(range(first, first + MACHINE), size), [])
-                     for first in range(0, topology.size, MACHINE)])
+                     for first in working(topology, spare)])
 
 
-def rails(topology: Topology, make: Callable[[list[int]], Job]) -> Job:
+def working(topology: Topology, spare: int = 0) -> list[int]:
+    """The first GPU of each machine but for the last ``spare`` of each rack."""
+    return [MACHINE * machine for machine in range(topology.leaves * topology.pods)
+            if machine % topology.leaves < topology.leaves - spare]
+
+
+def rails(topology: Topology, make: Callable[[list[int]], Job], spare: int = 0) -> Job:
     """GPU i of each machine with GPU i of all others, for each i at the same time."""
-    return together([make(list(range(i, topology.size, MACHINE))) for i in range(MACHINE)])
+    return together([make([first + i for first in working(topology, spare)]) for i in range(MACHINE)])
 
 
 def then(first: Job, second: Job) -> Job:
@@ -127,6 +137,15 @@ def netreduce(topology: Topology, size: int) -> Job:
     return then(then(then(inside, gather(False)), folded), then(gather(True), inside))
 
 
+def parallel_atp(topology: Topology, size: int) -> Job:
+    """ATP in parallel NetReduce's place.  The last machine of the first rack serves: GPU i's piece has the end of that
+    machine's link that GPU i would have."""
+    part, server = -(-size // MACHINE), MACHINE * (topology.leaves - 1)
+    folds = rails(topology, lambda hosts: fold_at_server(topology, hosts, server + hosts[0], part, machines=True), 1)
+    inside = inside_machines(topology, size, 1)
+    return then(then(inside, folds), inside)
+
+
 def tencent(topology: Topology, size: int) -> Job:
     """TA: reduce-scatter inside, a ring over the machines for each piece, all-gather inside."""
     part = -(-size // MACHINE)
@@ -147,27 +166,32 @@ WAYS: Final[dict[str, Callable[[Topology, int], Job]]] = {
     "NR": netreduce,
     "NR-credits": netreduce,
     "SML": partial(parallel_netreduce, most=1),
+    "ATP": parallel_atp,
     "FR": lambda topology, size: (ring(range(topology.size), size), []),
     "TA": tencent,
     "HD": nearest_first,
     "DBT": lambda topology, size: (double_binary_tree(range(topology.size), size), []),
 }
-"""Parallel NetReduce, NetReduce over one GPU of each machine, SwitchML in parallel NetReduce's place, flat ring, Tencent's hierarchy, halving-doubling, double
-binary tree."""
+"""Parallel NetReduce, NetReduce over one GPU of each machine, SwitchML and ATP in parallel NetReduce's place, flat
+ring, Tencent's hierarchy, halving-doubling, double binary tree."""
 OURS: Final = FoldRules(slots=2048)
 """1,024 packets of each stream in flight, 4 MiB: more than any link here holds."""
 PAPERS: Final = FoldRules(slots=256, message=42, credits=2)
 """The paper's flow control: 2 messages of 170 packets of 1 KB in flight, so 42 packets of 4,096 bytes a message."""
 SWITCHML: Final = FoldRules(protocol="switchml", slots=512, payload=128, header=52, timeout=1e-3)
-"""SwitchML's own numbers: 512 slots of 32 elements for 100 Gb/s, packets of 180 bytes, 1 ms until a packet is repeated."""
+"""SwitchML's own numbers: a pool of 512 slots for 100 Gb/s, 32 elements in a packet of 180 bytes, 1 ms until a worker
+repeats one."""
 RULES: Final[dict[str, FoldRules]] = {"PN": OURS, "NR": OURS, "PN-credits": PAPERS, "NR-credits": PAPERS,
-                                      "SML": SWITCHML}
+                                      "SML": SWITCHML, "ATP": ATP}
 """The flow control of each way that folds."""
+SPARE: Final = {"ATP": 1}
+"""Machines more in each rack, of ways that need servers."""
 SEEDS: Final = (1, 2, 3)
 """Seeds of the losses."""
 LABELS: Final[dict[str, str]] = {
     "PN": "parallel NetReduce, our window", "PN-credits": "parallel NetReduce, the paper's credits",
-    "NR": "NetReduce, our window", "NR-credits": "NetReduce, the paper's credits", "SML": "SwitchML", "FR": "flat ring",
+    "NR": "NetReduce, our window", "NR-credits": "NetReduce, the paper's credits", "SML": "SwitchML", "ATP": "ATP",
+    "FR": "flat ring",
     "TA": "Tencent's hierarchy", "HD": "halving-doubling", "DBT": "double binary tree"}
 """The ways as figures name them."""
 
@@ -192,7 +216,7 @@ def run_job(topology: Topology, job: Job, *, loss: float = 0.0, rules: FoldRules
 def point(figure: str, scheme: str, gpus: int, inside: float, alpha: float, size: int, loss: float = 0.0,
           jobs: int = 1, seed: int = 1) -> AllreducePoint:
     """Simulate one allreduce, or ``jobs`` of them at the same time over the same machines."""
-    topology = fabric(gpus, inside, alpha)
+    topology = fabric(gpus, inside, alpha, spare=SPARE.get(scheme, 0))
     job = together([WAYS[scheme](topology, size)] * jobs)
     out = run_job(topology, job, loss=loss, rules=RULES.get(scheme), seed=seed)
     c = out.counts
@@ -225,7 +249,8 @@ def sweep(*, short: bool) -> Iterator[tuple[str, str, int, float, float, int, fl
         yield from (("loss", way, 32, 100.0, 1e-6, size, loss, 1, seed) for way in WAYS
                     for seed in (SEEDS if loss else SEEDS[:1]))
     for jobs in (1, 2) if short else (1, 2, 4):
-        yield from (("jobs", way, 32, 100.0, 1e-6, size, 0.0, jobs, 1) for way in ("PN", "PN-credits", "SML", "FR", "TA"))
+        yield from (("jobs", way, 32, 100.0, 1e-6, size, 0.0, jobs, 1)
+                    for way in ("PN", "PN-credits", "SML", "ATP", "FR", "TA"))
 
 
 def run(*, out: Path, short: bool, resume: bool = False) -> list[AllreducePoint]:

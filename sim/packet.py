@@ -156,7 +156,7 @@ _RESULTS = ("end", "hops", "sent", "resent", "delivered", "discarded", "dropped"
             "lost_acks", "answers", "answered", "unfinished", "pieces", "moved",
             *(f"fold_{name}" for name in ("sent", "resent", "asks", "timeouts", "results", "duplicates", "completed",
                                           "first", "answered", "asked", "waited", "late", "repeated", "lacked",
-                                          "naks", "wrong", "aliased")))
+                                          "naks", "wrong", "aliased", "collided", "server", "partial")))
 
 
 class _Folds(ctypes.Structure):
@@ -248,7 +248,8 @@ def simulate(
         max(1.0, transport.window * bdp), max(1.0, transport.max_window * bdp), 1.0, transport.gain,
         _ps(transport.rto), _ps(transport.mark_time), _ps(transport.freeze_time), _ps(transport.jitter),
         _ps(deadline), seed % 2**64, round(loss * 2**32), round(repeat * 2**32),
-        round(reorder * 2**32), PROTOCOLS.index(rules.protocol), mtu, header, slots // 2, slots, rules.message,
+        round(reorder * 2**32), PROTOCOLS.index(rules.protocol), mtu, header, rules.window or slots // 2, slots,
+        rules.message,
         rules.credits, _ps(rules.timeout),
     )
     rates = 8 * _PS / topology.rates()
@@ -304,7 +305,8 @@ def _ps(seconds: float) -> int:
 @functools.cache
 def _library() -> ctypes.CDLL:
     native = Path(__file__).parent / "native"
-    modules = ("run", "events", "fabric", "paths", "transport", "tasks", "trees", "folds", "switchml", "verdict")
+    modules = ("run", "events", "fabric", "paths", "transport", "tasks", "trees", "folds", "switchml", "atp",
+               "verdict")
     sources = [native / f"{name}.c" for name in modules]
     host = native.parent.parent / "host" / "native"
     if not host.is_dir():  # an installation that is not the source tree has the package there

@@ -9,7 +9,7 @@
 /* How a flow's packets get their paths: the flow's own, a random one, a recycled one; or each switch on the way up
  * gives them its uplinks in turn (SPRAY_TURN), or the one that is free soonest (SPRAY_LEAST). */
 enum mode { PINNED, SPRAY, REPS, SPRAY_TURN, SPRAY_LEAST };
-enum fold_protocol { NETFOLD, SWITCHML, FOLD_PROTOCOLS };
+enum fold_protocol { NETFOLD, SWITCHML, ATP, FOLD_PROTOCOLS };
 enum outcome { FINISHED, DEADLINE, NO_MEMORY, BAD_INPUT };
 
 struct config {
@@ -40,7 +40,7 @@ struct config {
      * slots of a stream at a switch; NetReduce's messages (folds.c) */
     uint32_t fold_protocol; /* enum fold_protocol */
     uint32_t fold_mtu, fold_header, fold_window, fold_slots, fold_message, fold_credits;
-    uint64_t fold_rto; /* of SwitchML's workers */
+    uint64_t fold_rto; /* of SwitchML's workers and of ATP's */
 };
 
 /* A switch of a fold's tree, or what a rank sends over one tree (a channel), hangs below a switch by an edge: the links
@@ -55,6 +55,7 @@ struct fold_edge {
 struct fold_node {
     uint32_t up;           /* its edge to its parent; FOLD_HOST at the root */
     uint32_t first, count; /* its children are edges [first ..][0 .. count) */
+    uint32_t place;        /* ATP: the switch, whose memory all folds share */
 };
 
 struct fold_channel { /* those of one task are adjacent */
@@ -115,7 +116,8 @@ struct result {
      * packets (enum fold_outcome); NAKs of theirs */
     uint64_t fold_sent, fold_resent, fold_asks, fold_timeouts, fold_results, fold_duplicates, fold_completed;
     uint64_t fold_first, fold_answered, fold_asked, fold_waited, fold_late, fold_repeated, fold_lacked, fold_naks;
-    /* SwitchML: results whose sums were wrong; packets that met another packet's sum in their slot */
-    uint64_t fold_wrong, fold_aliased;
+    /* SwitchML and ATP: results whose sums were wrong; packets that met another packet's sum in their slot; ATP: that
+     * found their aggregator taken; that reached the server, and those of them that were no whole sum */
+    uint64_t fold_wrong, fold_aliased, fold_collided, fold_server, fold_partial;
 };
 #endif

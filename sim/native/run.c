@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packet-level simulation of a folded Clos fabric: set-up, the event loop, results. */
+#include "atp.h"
 #include "fabric.h"
 #include "folds.h"
 #include "paths.h"
@@ -121,7 +122,7 @@ int sim_run(const struct config *config, uint32_t task_count, const struct task 
                     .started = started,
                     .finished = finished,
                     .size = config->hosts * config->leaves * config->pods};
-    static const struct fold_rules *const rules[FOLD_PROTOCOLS] = {&netfold_rules, &switchml_rules};
+    static const struct fold_rules *const rules[FOLD_PROTOCOLS] = {&netfold_rules, &switchml_rules, &atp_rules};
     enum outcome outcome = NO_MEMORY;
     s.rules = rules[config->fold_protocol];
     if (fabric_open(&s) && hosts_open(&s) && paths_open(&s) && events_open(&s.events, s.link_count + s.size + 3) &&

@@ -9,6 +9,7 @@
  *     trees        the edges of folds' trees, whose channels take turns at a host's card
  *     folds        NetFold's folds: ranks' streams, by the host library's own stream.c, and the slots of switches
  *     switchml     SwitchML's workers and switches
+ *     atp          ATP's workers, switches and parameter servers
  *     transport    senders and receivers: windows, time-outs, repeats
  *     tasks        the workload's graph, and the plans of its flows
  *     run          set-up, the event loop, results
@@ -27,17 +28,18 @@
 #define REPS_CACHE 8 /* REPS: entropies kept a connection */
 
 struct packet {
-    uint64_t time;                    /* of arrival at the end of the link it is on */
-    uint32_t piece, seq, destination; /* of a fold, the PSN that left before; of an ask, that after the last */
+    uint64_t time; /* of arrival at the end of the link it is on */
+    uint32_t piece, seq,
+        destination; /* of a fold, the PSN that left before; of an ask, that after the last; ATP: who is in the sum */
     union {
         struct {
             uint16_t agg, core; /* the path */
         };
-        uint32_t sum; /* of a packet of SwitchML's */
+        uint32_t sum; /* of a packet of SwitchML's or ATP's */
     };
     uint16_t bytes;
     uint8_t marked;
-    uint8_t answer, echo, nack; /* an ACK that queues like data: what it says */
+    uint8_t answer, echo, nack; /* an ACK that queues like data: what it says; a packet of ATP's: see atp.c */
     uint8_t fold;               /* enum fold_kind; 0: no packet of a fold */
     uint8_t hop : 7, late : 1;  /* how many links of its edge, `piece`, are behind it; it was put behind others */
 };
@@ -103,7 +105,7 @@ struct host {
 
 struct sim;
 
-/* Whose rules folds follow: NetFold's or SwitchML's. */
+/* Whose rules folds follow: NetFold's, SwitchML's or ATP's. */
 struct fold_rules {
     int (*open)(struct sim *s); /* 0 without memory */
     void (*close)(struct sim *s);
@@ -146,6 +148,7 @@ struct sim {
     struct trees *trees;
     struct fold_state *fold;
     struct switchml *switchml;
+    struct atp *atp;
     uint64_t *started, *finished;
     uint32_t left; /* tasks */
     struct result r;
