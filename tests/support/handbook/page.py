@@ -83,8 +83,8 @@ INTERNAL: Final = {
 """Exceptions that no user meets by this name, and what becomes of them."""
 STATUSES: Final = (
     ("0", "done", ""),
-    ("1", "`netfold`, `softswitch`: something failed, or a check found something", "read the message on standard error: "
-     "it is one of those above"),
+    ("1", "`netfold`, `softswitch`: something failed, or a check found something",
+     "read the message on standard error: it is one of those above"),
     ("2", "`netfold`, `softswitch`: invalid request, or the command's packages are missing",
      "correct the option that the message names; `--help` lists them"),
     ("65", "a rank's data is wrong (`WrongData`)", "as for that error"),
