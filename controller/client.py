@@ -71,8 +71,7 @@ async def stall(address: str, job: str, timeout: float = SLOTS_TIMEOUT, token: s
 async def events(
     address: str, since: int = 0, timeout: float = TIMEOUT, token: str | None = None
 ) -> list[FabricEvent]:
-    """What has happened in the fabric after the event with number ``since``, the oldest first.  Raises
-    rpc.Unreachable."""
+    """The events of the fabric after the event with number ``since``, oldest first.  Raises rpc.Unreachable."""
     return (await rpc.call(address, f"{SERVICE}/Events", AskEvents(since), Events, timeout, token=token)).events
 
 

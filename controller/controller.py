@@ -413,7 +413,7 @@ class Controller:
             raise SwitchError(str(error)) from error
 
     def _handlers(self) -> list[grpc.GenericRpcHandler[bytes, bytes]]:
-        """What ranks, operators and planned paths call."""
+        """Handlers of the requests of ranks, operators and planned paths."""
         discovery = wiring.Discovery(self.fabric, self.liveness, self.drains)
         cables = Shared(lambda: discovery.answer(wiring.AskWiring()))
         return [

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a fabric's controller is at work, as its standby sees it: it may hang, and then no connection ends.
+"""A standby's check that a fabric's controller is working: a controller may hang, and then no connection ends.
 
-Two signs, at the address where it serves jobs:
+Two signs of life, at the address where it serves jobs:
 
     each second     a new connection is greeted (HTTP/2).  gRPC's own threads do that, so that a controller answers
                     whose event loop is held, by planning for hundreds of switches, say: the process runs

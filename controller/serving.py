@@ -29,7 +29,8 @@ _SERVER_OPTIONS: Final = (
     ("grpc.keepalive_timeout_ms", 5000),
 )
 MAX_CONNECTIONS: Final = 1 << 13
-"""Most connections at once; half of them are served, the others are for those who come: each of 2,000 ranks has two."""
+"""Most connections at once.  Half of them are served, the others are left for newcomers; each of 2,000 ranks has
+two."""
 STOP_GRACE: Final = 1.0
 """Seconds that open calls have when the server stops."""
 CHECK_TIMEOUT: Final = 2.0

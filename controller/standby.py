@@ -39,8 +39,8 @@ from netfold.fabric.graph import Fabric, FabricError, Switch
 log = logging.getLogger("netfold.controller")
 
 SETTLE: Final = 0.2
-"""Seconds without a primary after which the first controller counts as dead: it connects again in less where a switch
-has closed its stream."""
+"""Seconds without a primary after which the first controller counts as dead: after a switch has closed its stream, it
+reconnects in less."""
 PATIENCE: Final = 10.0
 """Seconds that a standby which has never seen a primary waits for one: the first controller may be starting."""
 
@@ -132,16 +132,16 @@ class Standby:
                 observer.primary = None
 
     def _is_ours(self, observer: Observer) -> bool:
-        """Whether the primary of a switch has an election id of this fabric."""
+        """True if the primary of a switch has an election id of this fabric."""
         return bool(observer.primary) and self._elections[observer.name].is_ours(observer.primary or 0)
 
     def _is_claimed(self) -> bool:
-        """Whether more than half of all switches have a primary with an election id of this fabric."""
+        """True if more than half of all switches have a primary with an election id of this fabric."""
         return 2 * sum(map(self._is_ours, self._observers)) > len(self._observers)
 
     def _is_dead(self) -> bool:
-        """Whether more than half of all switches can be reached, and the first controller has died or hangs, or has
-        none of these; a stranger that has one counts for nothing, while the controller is at work."""
+        """True if more than half of all switches can be reached, and the first controller has died, hangs, or has none
+        of these.  A foreign client that has one does not count while the controller is working."""
         health = self._heartbeat.health
         vacant = [observer for observer in self._observers if observer.primary is not None and (
             health in ("gone", "hung") or observer.primary == 0 or (health != "alive" and not self._is_ours(observer)))]

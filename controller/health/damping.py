@@ -14,7 +14,7 @@ from typing import Final
 MAX_HOLD: Final = 300.0
 """Longest hold, in seconds."""
 RESET_AFTER: Final = 10
-"""After this many holds without a failure, the next hold is a first one again."""
+"""Number of holds without a failure after which the next hold is a first one again."""
 
 
 class FlapDamping:
@@ -41,13 +41,13 @@ class FlapDamping:
             self._back[thing] = now, min(MAX_HOLD, 2 * held) if again else self._hold
 
     def suppressed(self) -> set[Hashable]:
-        """What is up, but has not been up for long enough."""
+        """Parts that are up, but have not been up for long enough."""
         now = self._clock()
         return {thing for thing, (when, held) in self._back.items() if now < when + held and thing not in self._down}
 
     def unsteady(self) -> set[Hashable]:
-        """What is suppressed, and what was down at the last `update`: where it has come back since, its suppression
-        begins with the next one."""
+        """Parts that are suppressed, and parts that were down at the last `update`: if one has come back since, its
+        suppression begins with the next update."""
         return self._down | self.suppressed()
 
     def next_release(self) -> float | None:

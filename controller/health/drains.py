@@ -128,5 +128,5 @@ class Drains:
 
     @property
     def _avoided(self) -> set[str]:
-        """What is drained and can be avoided: everything but leaves."""
+        """Drained parts that can be avoided: all except leaves."""
         return self._drained - set(self._leaf_of.values())

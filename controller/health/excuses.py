@@ -22,7 +22,7 @@ from netfold.fabric.graph import End
 log = logging.getLogger("netfold.controller")
 
 COUNT_TIMEOUT: Final = 0.1
-"""Seconds that a switch has to tell how many packets its meter dropped: one that hangs is not excused."""
+"""Seconds for a switch's answer on the packets that its meter dropped: one that hangs is not excused."""
 
 
 class _Dropped(NamedTuple):
@@ -40,13 +40,13 @@ class _Dropped(NamedTuple):
 
 
 class Excuses:
-    """What was dropped at the ends of links whose probes are missing."""
+    """Packets dropped at the ends of links whose probes are missing."""
 
     def __init__(self, targets: Mapping[str, Target], links: Links) -> None:
         self._targets = targets
         self._links = links
         self._before: dict[End, _Dropped] = {}
-        """What had been dropped at an end of a link when its first probe was missing."""
+        """End of a link -> packets that had been dropped there when its first probe was missing."""
 
     async def consider(self) -> None:
         """Count the missing probes of those links anew that are about to be judged while packets were dropped at the
@@ -64,7 +64,7 @@ class Excuses:
                             "were dropped there meanwhile", end, count)
 
     async def _dropped(self, end: End) -> _Dropped:
-        """What has been dropped at this end so far."""
+        """Packets dropped at this end so far."""
         client = self._targets[end.node].client
         try:
             async with asyncio.timeout(COUNT_TIMEOUT):

@@ -108,7 +108,7 @@ class Links:
         """Short probes that have arrived while full ones are lost, by link and direction."""
         self._sequence = 0
         self._sent: dict[int, float] = {}
-        """When the latest rounds of probes were sent, by sequence number."""
+        """Sequence number -> time at which that round of probes was sent; the latest rounds only."""
         self._delays: dict[Direction, deque[float]] = {one: deque(maxlen=DELAYS) for one in self._directions}
         self._templates: dict[tuple[Direction, int], _Template] = {}
         """Probes with PSN 0 that were made so far, by direction and bytes of the payload."""
@@ -141,7 +141,7 @@ class Links:
                 if self._missed[number, way] >= self._allowed_misses[number]}
 
     def passes_short_ones(self, direction: Direction) -> bool:
-        """Whether short probes arrive, while full ones are missing."""
+        """True if short probes arrive, while full ones are missing."""
         # a single one may have passed between losses, before the link was cut
         return 0 < self._missed[direction] <= 2 * self._short[direction]
 
@@ -174,7 +174,7 @@ class Links:
         return dict(self._arrived)
 
     def arrived_since(self, before: Mapping[Direction, int], number: int) -> bool:
-        """Whether probes of a link have arrived both ways since `arrived` returned ``before``."""
+        """True if probes of a link have arrived both ways since `arrived` returned ``before``."""
         return all(self._arrived[number, direction] > before[number, direction] for direction in (0, 1))
 
     def reset(self, numbers: Collection[int]) -> None:
@@ -307,8 +307,8 @@ class Links:
 
 
 def _icrc_change(psn: int, nbytes: int) -> int:
-    """What a PSN changes of the ICRC of a probe with a payload of ``nbytes``: the number to be added to it (exclusive
-    or) where the PSN is 0.  A CRC is linear, so that it is the same whatever else the packet has."""
+    """The change of a probe's ICRC by its PSN, with a payload of ``nbytes``: the number to be added (exclusive or) to
+    the ICRC of the probe with PSN 0.  A CRC is linear, so the rest of the packet does not matter."""
     behind = bytes(roce.RETH_BYTES + nbytes)
     return zlib.crc32(psn.to_bytes(4, "big") + behind) ^ zlib.crc32(bytes(4) + behind)
 

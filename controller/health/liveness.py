@@ -37,15 +37,15 @@ DOWN_INTERVAL: Final = 0.5
 SUSPECT_INTERVAL: Final = 0.03
 """Seconds between probes of suspect links that count: more than a probe takes on a busy machine."""
 LEAST_TICK: Final = 0.005
-"""Seconds between two probes of suspect links at the least; the next ones are sent when nothing more is to be heard of
-the last ones."""
+"""Least seconds between two probes of suspect links; the next ones are sent once the previous probes have been answered
+or given up."""
 LATER_TICK: Final = 0.015
 """The same once they have been probed for SOON seconds, so as not to burden switches that are busy."""
 SOON: Final = 0.1
 MOST_TICK: Final = 0.02
 """Seconds after which a witness is late."""
 POLL: Final = 0.001
-"""Seconds between two looks at what has arrived."""
+"""Seconds between two checks for arrived probes."""
 ANSWER_HOLDS: Final = 0.015
 """Seconds after its answer for which a link is not probed again because further ranks suspect it."""
 SEND_TIMEOUT: Final = 0.1
@@ -99,7 +99,7 @@ class Liveness:
         self._suspects: set[int] = set()
         self._suspect_task: asyncio.Task[None] | None = None
         self._answered: dict[int, float] = {}
-        """When the probes of suspect links arrived last."""
+        """Link -> time at which its suspect probes arrived last."""
 
     # ---- what is up ------------------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class Liveness:
         return graph
 
     def up(self, *, steady: bool = False, writable: bool = False) -> Up:
-        """What `graph` has, which takes a hundredth of the time to say."""
+        """The live part: the nodes and links of `graph`, in a hundredth of the time."""
         without = self._damping.unsteady() if steady else set()
         down = self.switches_down(writable=writable)
         return Up(self.whole.nodes.difference(down, without), self.whole.links.difference(without, self.links_down()))
@@ -236,7 +236,7 @@ class Liveness:
             self._suspect_task = asyncio.create_task(self._probe_suspects(), name="suspect links")
 
     async def links_respond(self, links: Collection[int], within: float) -> bool:
-        """Whether new probes come through all these links, both ways, within so many seconds.  A probe lost here does
+        """True if new probes come through all these links, both ways, within the given seconds.  A probe lost here does
         not count against its link, since a long queue may delay it."""
         self._listen()  # probes that have arrived so far do not count
         before, clock = self._links.arrived(), asyncio.get_running_loop().time

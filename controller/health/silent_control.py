@@ -36,7 +36,8 @@ ANSWER: Final = 0.2
 QUESTIONS: Final = 2
 """Questions in a row without an answer that make a server silent: jobs that are just planned lose their trees by it."""
 LATE: Final = 0.05
-"""Seconds that a question may last beyond ANSWER: this process was late itself if it is more, and judges nobody."""
+"""Seconds that a question may last beyond ANSWER.  If it lasts longer, this process was itself late, and judges no
+server."""
 PACKETS: Final = 8
 """Packets over a link for each link of its far switch, which spreads them over all of these."""
 LEAST_SHARE: Final = 0.25
@@ -52,10 +53,10 @@ hang, too."""
 LOOK: Final = 0.01
 """Seconds between two looks at the counters."""
 STALLED: Final = 1.5
-"""Seconds for which ranks must say again and again that they wait for results, until a link of which nothing else is
-known is given up: one late packet is said as well."""
+"""Seconds for which ranks must report repeatedly that they wait for results, until a link without other evidence is
+given up: a single late packet is reported too."""
 AGAIN: Final = 2.0
-"""Seconds between two such words at most; a rank says so each 1.6 s or sooner (host/innet/stall_detector.py)."""
+"""Most seconds between two such reports; a rank sends one at least every 1.6 s (host/innet/stall_detector.py)."""
 _SOURCE_PORT: Final = 0xC100
 """The first of their UDP source ports, by which a switch spreads them."""
 _DISCARD: Final = 9
@@ -95,9 +96,9 @@ class SilentControl:
         self._judged_at: dict[int, float] = {}
         """When each link of a silent switch was judged last."""
         self._stalled: dict[int, tuple[float, float]] = {}
-        """Since when ranks say of each link that they wait for results over it, and when they said so last."""
+        """Link -> time since which ranks report that they wait for results over it, and time of the last report."""
         self._missing: dict[int, int] = {}
-        """How often in a row each link of a silent switch has let nothing through."""
+        """Number of successive checks in which each link of a silent switch has let nothing through."""
         self.dead: set[int] = set()
         """Links of silent switches that let nothing through, by number."""
 
@@ -181,10 +182,10 @@ class SilentControl:
         await asyncio.gather(*self._resuming.values(), return_exceptions=True)
 
     async def _passing(self, judged: Collection[int], doubtful: Collection[int]) -> tuple[set[int], set[int]]:
-        """Those of the links of silent switches that let packets through, and those that another look must judge, since
-        LONGEST was over or nothing is known of them.
+        """Links of silent switches that let packets through, and links that the next check must judge, since LONGEST
+        was over or nothing is known of them.
 
-        A link between two silent switches counts as passing where other links of both do.  Where no neighbour of one is
+        A link between two silent switches counts as passing where other links of both do.  If no neighbour of one is
         heard either, as when the network of the servers has failed, nothing is known, and ranks alone can tell: those
         that wait for results all the time.
         """

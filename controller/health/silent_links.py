@@ -74,7 +74,7 @@ class SilentLinks:
         self._links = links
         self._drained = drained
         self.late = False
-        """Whether, after the last round of probes, one of the witnesses' probes had not arrived in time."""
+        """True if, after the last round of probes, one of the witnesses' probes had not arrived in time."""
         self._at: defaultdict[str, list[int]] = defaultdict(list)
         """Numbers of the probed links at each switch."""
         for number in sorted(links.probed):
@@ -84,7 +84,7 @@ class SilentLinks:
         self._counted: dict[Direction, int] = {}
         """Packets that had come in at the receiving port of a suspect's direction when it was looked at first."""
         self._spared: dict[int, tuple[float, Mapping[Direction, int]]] = {}
-        """Links that were spared, since when, and the probes that had arrived by then."""
+        """Spared links, with the time since when, and the probes that had arrived by then."""
 
     def witnesses(self, suspects: Collection[int]) -> set[int]:
         """Other links at the ends of these, to be probed with them."""
@@ -95,15 +95,15 @@ class SilentLinks:
         return found
 
     def _can_answer(self, number: int) -> bool:
-        """Whether a probe over this link can arrive: both switches are up, and neither port is known to be down."""
+        """True if a probe over this link can arrive: both switches are up, and neither port is known to be down."""
         ends = ((self._targets[end.node], end.port) for end in self._links.ends(number, 0))
         return all(target.is_heard and port not in target.ports_down for target, port in ends)
 
     def is_over(
         self, suspects: Collection[int], witnesses: Collection[int], before: Mapping[Direction, int]
     ) -> bool:
-        """Whether nothing more is to be waited for of a round of probes: all have arrived, or those of all witnesses
-        have, and one that has not can be judged.  The parameters are those of `find`."""
+        """True if a round of probes is complete: all have arrived, or all witnesses' probes have, and one that has not
+        can be judged.  The parameters are those of `find`."""
         heard = self._heard(before)
         if any((number, way) not in heard for number in witnesses for way in (0, 1)):
             return False
@@ -147,10 +147,10 @@ class SilentLinks:
                 self._counted[direction] = count
 
     async def spare(self, lost: Collection[int]) -> set[int]:
-        """Those of these suspect links, which their missing probes would take down, that are slow or lose some: where
-        these should have arrived, packets have come in since `look` saw the link first; it is to see them anew.  None
-        is spared for longer than REPRIEVE without a probe in between that has arrived both ways, and none that lets
-        nothing but short probes through."""
+        """The suspect links, due to go down because of missing probes, that are only slow or lossy.  For these, packets
+        have arrived at the port of the missing probes since `look` first saw the link; `look` must see them again.  A
+        link is spared for at most REPRIEVE without a probe that has arrived both ways, and not if only short probes
+        come through."""
         ways = sorted(self._links.lost(lost))
         silent = {direction[0] for direction, count in zip(ways, await self._counts(ways), strict=True)
                   if count is None or count <= self._counted.get(direction, count)
@@ -172,12 +172,12 @@ class SilentLinks:
     def _has_witnesses(
         self, direction: Direction, senders: Mapping[str, set[int]], receivers: Mapping[str, set[int]]
     ) -> bool:
-        """Whether both ends of a direction of a link are in time, by probes of other links."""
+        """True if both ends of a direction of a link are in time, according to probes of other links."""
         sender, receiver = self._links.ends(*direction)
         return bool(senders[sender.node] - {direction[0]} and receivers[receiver.node] - {direction[0]})
 
     def _is_long(self, direction: Direction) -> bool:
-        """Whether as many probes are missing, and for as long, as take a link down."""
+        """True if enough probes are missing, for long enough, to take a link down."""
         silence, delay = self._missing[direction], self._links.delay(direction)
         least = UNKNOWN_SILENCE if delay is None else max(LEAST_SILENCE, SLOWER * delay)
         return (silence.probes >= self._links.allowed_misses(direction[0])
@@ -194,9 +194,9 @@ class SilentLinks:
         return senders, receivers
 
     def _judge(self, direction: Direction, count: int | None) -> bool:
-        """Whether a direction of a link lets no packet through.
+        """True if a direction of a link lets no packet through.
 
-        count  packets that have come in at its receiving port so far; None: the switch does not say
+        count  packets received at its port so far; None: the switch does not tell
         """
         silence = self._missing[direction]
         if count is not None and silence.probes == 1:

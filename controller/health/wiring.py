@@ -28,7 +28,7 @@ class Cable(msgspec.Struct, frozen=True):
     """Why the link is down; empty if it is up."""
     drained: bool
     asked: bool
-    """Whether it was probed: a link between two switches that are up."""
+    """True if it was probed: a link between two switches that are up."""
     from_a: str
     """The end at which probes from ``a`` arrive; empty if they arrive nowhere."""
     from_b: str

@@ -42,20 +42,21 @@ NEVER: Final = -1
 
 
 class Adoption:
-    """What an earlier controller has left on the switches of one fabric."""
+    """The state that an earlier controller has left on the switches of one fabric."""
 
     def __init__(self, fabric: Fabric, allocator: Allocator, targets: Mapping[str, Target]) -> None:
         self._fabric = fabric
         self._allocator = allocator
         self._targets = targets
         self.is_open = True
-        """Whether ranks may still register with tickets: from the start until the grace is over."""
+        """True while ranks may register with tickets: from the start until the grace is over."""
         self._changed = asyncio.Event()
         """Set when a job was adopted, and when none is any more."""
         self._shown: dict[tuple[str | int, ...], set[int]] = {}
-        """Ranks that have shown a ticket that only some switches bear out, by job, epoch and epochs of its slots."""
+        """(Job, epoch, epochs of its slots) -> ranks that have shown a ticket that only some switches' state
+        confirms."""
         self.has_found = False
-        """Whether any switch held entries of jobs when this controller first connected to it."""
+        """True if any switch held entries of jobs when this controller first connected to it."""
 
     def reserve(self, switch: str, found: Mapping[int, State]) -> None:
         """Keep the numbers that a switch holds for unknown jobs from being handed out."""
@@ -169,7 +170,7 @@ def _by_epoch(streams: Sequence[Stream]) -> dict[int, list[Stream]]:
 
 
 def record_of(job: Job, fabric: str) -> Record:
-    """What the ticket of a running job says."""
+    """The ticket's contents for a running job."""
     joins = [job.joins[rank] for rank in sorted(job.joins)]
     return Record(fabric, job.name, job.epoch, job.secret, joins, job.hosts, job.first_trees, job.trees, job.streams,
                   job.rounds, job.reason, job.fell_back, job.tenant.name, job.parent_epoch,

@@ -25,7 +25,7 @@ class PlanningThread:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jobs")
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What ``work`` returns."""
+        """Runs ``work``, and returns its value."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *args, **kwargs))
 
     def shutdown(self) -> None:
@@ -40,7 +40,7 @@ class Background:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __bool__(self) -> bool:
-        """Whether anything is under way."""
+        """True if anything is under way."""
         return bool(self._tasks)
 
     def begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

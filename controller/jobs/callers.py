@@ -41,12 +41,12 @@ READ_BURST: Final = 100
 MAX_LIMITS: Final = 1024
 """Callers whose rates are known at the same time: the one that asked for the longest time ago is forgotten."""
 WARNING_RATE: Final = 0.1
-"""Warnings a second about refused callers at most; each says how many there were."""
+"""Most warnings per second about refused callers; each has their number."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who makes a request, by its token."""
+    """The sender of a request, identified by its token."""
 
     scope: Scope
     tenant: Tenant
@@ -76,7 +76,7 @@ class Callers:
         self._refused = 0
         """Callers that were refused since the last warning."""
         self.tell_admitted: Callable[[str], object] = str
-        """Hears of the other end of each gRPC connection whose caller may join jobs, as gRPC has it."""
+        """Called with the peer of each gRPC connection whose caller may join jobs, in gRPC's notation."""
 
     def load(self) -> None:
         """Read all files.  Raises FabricError for one that cannot be read, that others may read, or whose token another
@@ -102,7 +102,7 @@ class Callers:
 
     @property
     def exist(self) -> bool:
-        """Whether there are any."""
+        """True if there are any."""
         return bool(self._callers)
 
     @property
@@ -111,7 +111,7 @@ class Callers:
         return next((token for token, caller in self._callers.items() if caller.scope == "operator"), "")
 
     def caller(self, token: str) -> Caller | None:
-        """Who has this token; None: nobody.  Takes as long for a good guess as for a bad one."""
+        """The caller with this token; None: there is none.  Takes as long for a good guess as for a bad one."""
         if not self._callers:
             return Caller("operator", self.default)
         said = token.encode(errors="surrogateescape")

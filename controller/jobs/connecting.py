@@ -51,7 +51,7 @@ class ConnectStep:
 
     @property
     def is_open(self) -> bool:
-        """Whether ranks may still connect: the step has neither succeeded nor failed."""
+        """True while ranks may connect: the step has neither succeeded nor failed."""
         return not self._answers.done()
 
     @property
@@ -203,7 +203,7 @@ def _held(job: Job, rank: int) -> set[int]:
 
 
 def reused(old: Sequence[Stream], new: Sequence[Stream]) -> bool:
-    """Whether a new queue pair has the number of one for which the switches still hold entries of the old streams."""
+    """True if a new queue pair has the number of one for which the switches still hold entries of the old streams."""
 
     def held(streams: Sequence[Stream]) -> set[tuple[int, int]]:
         return {(stream.ranks[place], number) for stream in streams for place, end in stream.rc.items()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from netfold.controller.jobs.rounds import Round
 
 GROUP_MARK: Final = "#"
-"""Parts the name of a group from that of its job; no job may have it in its name otherwise."""
+"""Separates a group's name from its job's name; other names of jobs may not contain it."""
 JobState = Literal["gathering", "planning", "connecting", "active", "leaving", "broken", "finished"]
 """``connecting``: its RC ranks have their first plans, and the switches wait for their queue pairs."""
 
@@ -36,7 +36,7 @@ class Job:
     state: JobState = "gathering"
     joins: dict[int, Join] = field(default_factory=dict)
     epoch: int = 0
-    """By which its ranks know the job; the slots of each of its trees have one of their own."""
+    """Its ranks' number for the job; the slots of each of its trees have an epoch of their own."""
     secret: Secret = field(default_factory=lambda: Secret(secrets.token_hex(32)))
     """The job's secret, which all its ranks know."""
     hosts: list[str] = field(default_factory=list)
@@ -59,13 +59,13 @@ class Job:
     is_adopted: bool = False
     """True if its ranks have plans of an earlier controller, which may differ from rank to rank."""
     stay_reason: str = ""
-    """Why its trees could not move where they should be; empty if they are there."""
+    """Why its trees could not move to better places; empty if they are there."""
     opened: dict[int, str] = field(default_factory=dict)
-    """What each rank that has opened what it folds with lacks for it (`wire.jobs.Opened`), by rank; "": nothing."""
+    """Rank that has opened its rail -> the resource that it lacks to fold (`wire.jobs.Opened`); "": nothing."""
     all_opened: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once all ranks that are there are in ``opened``, or have said so to an earlier controller."""
+    """Set once all live ranks are in ``opened``, or have reported to an earlier controller."""
     fell_back: bool = False
-    """Whether its switches fold no longer, and its ranks go on over TCP."""
+    """True if its switches no longer fold, and its ranks go on over TCP."""
     slots: int = 0
     """Slots of each data stream; 0 if the job is not folded."""
     reason: str = ""
@@ -73,7 +73,7 @@ class Job:
     leaving: set[int] = field(default_factory=set)
     """Ranks that have all their results and want to leave; they may, once no other rank lacks one."""
     departure: Departure | None = None
-    """What they wait for; None: no rank of it, while it was folded, has wanted to leave."""
+    """The departure that they wait for; None: no rank of it, while it was folded, has wanted to leave."""
     left: set[int] = field(default_factory=set)
     said: dict[int, RankLeft] = field(default_factory=dict)
     """Events that tell the others of ranks that have left in order."""
@@ -83,9 +83,9 @@ class Job:
     """Queue of events for each rank with a Watch stream; None ends the stream."""
     reports: dict[int, RankReport] = field(default_factory=dict)
     asked: float = 0.0
-    """When its ranks were last asked how far they are, in monotonic seconds; 0: never."""
+    """Time of the last question to its ranks about their progress, in monotonic seconds; 0: never."""
     left_early: bool = False
-    """Whether a rank has left while another one may have lacked a result."""
+    """True if a rank has left while another one may have lacked a result."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when ranks leave, when one settles that others wait for, and when rounds end; see `notify`."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
@@ -97,17 +97,17 @@ class Job:
     ticket: Secret = field(default_factory=Secret)
     """The ticket that some of its ranks have by now (`ticket.holders`)."""
     shared: str = ""
-    """What all its ranks' plans say alike (`wire.plans`), once a plan was made."""
+    """The common parts of its ranks' plans (`wire.plans`), once a plan was made."""
     limits: dict[int, RateLimit] = field(default_factory=dict)
-    """How many requests each rank may make."""
+    """The rate limit of each rank's requests."""
     tenant: Tenant = field(default_factory=lambda: Tenant(DEFAULT_TENANT))
-    """Whose job it is."""
+    """The tenant to whom it belongs."""
     change: Change | None = None
-    """How its ranks follow from those of the incarnation before; None: they have all joined."""
+    """The change of its ranks from the former incarnation; None: they have all joined."""
     gathering: Gathering | None = None
     """The ranks that have stopped to go on as a new incarnation; None: none has."""
     successor: Job | None = None
-    """The incarnation as which those of its ranks that are left go on."""
+    """The next incarnation, with its remaining ranks."""
     places: dict[int, int] = field(default_factory=dict)
     """This job's ranks in its successor, by their numbers here."""
 
@@ -116,13 +116,13 @@ class Job:
     members: list[int] = field(default_factory=list)
     """A group's ranks by their numbers in its job."""
     uses: Footprint = field(default_factory=lambda: footprint([]))
-    """What ``trees`` used when `footprint` was asked last."""
+    """The part of the fabric that ``trees`` used at the last call of `footprint`."""
     has_rc: bool = False
-    """Whether a rank with a NIC has asked to join."""
+    """True if a rank with a NIC has asked to join."""
     best_over: object = None
     """The graph over which its trees were found to be the best ones; None: they were not, or have changed since."""
     used: float = 0.0
-    """When its ranks' reports last said that they had reduced more, in monotonic seconds; 0: never."""
+    """Time at which its ranks' reports last showed progress, in monotonic seconds; 0: never."""
 
     def __str__(self) -> str:
         return f"{'group' if self.is_group else 'job'} {self.name!r}"
@@ -139,7 +139,7 @@ class Job:
 
     @property
     def footprint(self) -> Footprint:
-        """What its trees use of the fabric."""
+        """The part of the fabric that its trees use."""
         if self.uses.trees is not self.trees:
             self.uses, self.best_over = footprint(self.trees), None
         return self.uses
@@ -151,7 +151,7 @@ class Job:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all ranks have joined."""
+        """True if all ranks have joined."""
         return len(self.joins) == self.world
 
     @property
@@ -166,7 +166,8 @@ class Job:
 
     @property
     def is_connecting(self) -> bool:
-        """Whether the job waits, after its first plan, until its RC ranks have told the queue pairs of their NICs."""
+        """True while the job waits, after its first plan, until its RC ranks have reported the queue pairs of their
+        NICs."""
         return self.ready is not None and not self.ready.done()
 
     @property
@@ -177,12 +178,12 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """True if it has ended."""
         return self.state == "finished"
 
     @property
     def is_empty(self) -> bool:
-        """Whether all ranks have left or are lost."""
+        """True if all ranks have left or are lost."""
         return len(self.left) + len(self.lost) >= self.world and len(self.left | self.lost.keys()) == self.world
 
     def streams_of(self, rank: int) -> list[Stream]:
@@ -191,7 +192,7 @@ class Job:
 
     @property
     def stands_still(self) -> bool:
-        """Whether its ranks are halted, waiting for new trees."""
+        """True if its ranks are halted, waiting for new trees."""
         return self.round is not None and not self.round.plans.done()
 
     def notify(self) -> None:

@@ -31,7 +31,7 @@ HALTED_TIMEOUT: Final = 10.0
 
 
 class Departure:
-    """What ranks of one job wait for that want to leave: all of them for the same, once.
+    """The wait of ranks of one job that want to leave: all of them wait for the same, once.
 
     A rank without a Watch stream cannot be asked, and is not waited for; one that has not registered with a new
     controller yet will be.
@@ -62,7 +62,7 @@ class Departure:
             self._job.notify()
 
     def asks(self, rank: int) -> bool:
-        """Whether a rank that begins to watch must be sent Settle."""
+        """True if a rank that begins to watch must be sent Settle."""
         if rank in self._asked or rank in self._job.leaving:
             return False
         self._asked.add(rank)
@@ -99,7 +99,7 @@ async def wait_for_others(job: Job, rank: int) -> None:
 
 
 def registered(job: Job, rank: int) -> bool:
-    """Whether a rank that begins to watch must be sent Settle, because others wait to leave."""
+    """True if a rank that begins to watch must be sent Settle, because others wait to leave."""
     return job.departure is not None and job.departure.asks(rank)
 
 

@@ -84,7 +84,7 @@ class Planning:
         self._note = note
         self._closing = False
         self._turn = asyncio.Lock()
-        """Held while a group is placed: groups of one mesh join at once, and each is to see where the others fold."""
+        """Held while a group is placed: groups of one mesh join at once, and each must see where the others fold."""
         self._unchecked: list[Job] = []
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ def before_connecting(
 
 
 def _shared(fabric: Fabric, job: Job) -> SharedParts:
-    """What all plans of a job say alike."""
+    """The common parts of all plans of the job."""
     peers = [Peer(rank, join.address, join.tcp, join.udp_port) for rank, join in sorted(job.joins.items())]
     places: list[list[int]] = []
     order: list[int] = []

@@ -48,12 +48,12 @@ log = logging.getLogger("netfold.controller")
 PREEMPTION_TIMEOUT: Final = 3.0
 """Seconds within which a job's ranks must have stopped for a job of higher priority to get its slots."""
 FALLBACK_WAIT: Final = 2.0
-"""Seconds that ranks which can go on over TCP stand still for trees, where they reach each other meanwhile: a leaf
-takes 0.2 s to start anew, more on a busy machine."""
+"""Seconds for which ranks that can go on over TCP stand still for new trees, if they reach each other meanwhile: a leaf
+takes 0.2 s to restart, more on a busy machine."""
 CLEANING_DELAY: Final = 0.1
-"""Seconds after a round until what the trees before left on switches is removed: ranks and switches go on first."""
+"""Seconds after a round until the former trees' entries on switches are removed: ranks and switches resume first."""
 FALLBACK_SHARE: Final = 0.5
-"""Share of the ranks' patience after which they go on over TCP where nobody knows whether they reach each other."""
+"""Share of the ranks' patience after which they go on over TCP if it is unknown whether they reach each other."""
 
 
 class Recovery:
@@ -89,7 +89,7 @@ class Recovery:
         """The jobs, by epoch, of which is looked whether they should move: whether to look once more, as something has
         changed since."""
         self.background = Background()
-        """The rounds that are under way, and what removes leftovers."""
+        """The rounds under way, and the removal of leftovers."""
 
     def notice(self, jobs: Sequence[Job]) -> None:
         """Check jobs after something went down or came up: those whose trees are broken halt, those that wait for trees

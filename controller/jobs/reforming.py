@@ -35,7 +35,7 @@ from netfold.wire.jobs import Change, Join, RankLost, Reform
 log = logging.getLogger("netfold.controller")
 
 LEAST_WAIT: Final = 2.0
-"""Seconds that a rank which does not ask has at least, once more than half of the ranks have asked."""
+"""Least seconds that a silent rank has, once more than half of the ranks have asked."""
 MAX_NEWCOMERS: Final = 1024
 """Most ranks that wait to join, of all jobs of a tenant."""
 Place = tuple[Job, int]
@@ -50,7 +50,7 @@ class Gathering:
     """The next incarnation; None: the job goes on as it was."""
     asked: dict[int, Reform] = field(default_factory=dict)
     majority_since: float | None = None
-    """When more than half of those that are there had asked; None: they have not."""
+    """Time since which more than half of the live ranks have asked; None: they have not."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ def waits_for(world: int, asked: set[int], gone: set[int]) -> set[int]:
 
 
 def is_majority(world: int, asked: set[int], gone: set[int]) -> bool:
-    """Whether more than half of the ranks that are there have asked."""
+    """True if more than half of the live ranks have asked."""
     return 2 * len(asked - gone) > world - len(gone)
 
 

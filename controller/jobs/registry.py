@@ -30,7 +30,7 @@ RANK_BURST: Final = 500
 
 
 class RankRequest(Protocol):
-    """What every request of a rank says: who it is, and the proof."""
+    """The common fields of a rank's requests: its identity, and the proof."""
 
     @property
     def job(self) -> str: ...
@@ -151,6 +151,6 @@ class Registry:
 
 
 def _is_of(job: Job, request: RankRequest) -> bool:
-    """Whether a request names this incarnation of a job of the caller's tenant."""
+    """True if a request names this incarnation of a job of the caller's tenant."""
     said = (request.job, request.epoch, CALLER.get().tenant.name)
     return (job.name, job.epoch, job.tenant.name) == said

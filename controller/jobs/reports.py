@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks report of themselves: how many operations, bytes and packets, when they leave and when they are asked."""
+"""Reports of ranks about themselves: numbers of operations, bytes and packets, when they leave and on request."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from netfold.wire.jobs import RankReport, Secret, Tell
 from netfold.wire.operator import Totals
 
 TELL_SECONDS: Final = 0.9
-"""Seconds between two questions to a rank, how far it is, while somebody looks."""
+"""Seconds between two questions to a rank about its progress, while a viewer is looking."""
 TELL_RATE: Final = 128
-"""Ranks of a job a second that are asked so, on average."""
+"""Ranks of a job per second that are asked for it, on average."""
 MAX_TOTAL: Final = 2**63 - 1
-"""Where totals stop, whatever ranks report: a larger one would fit no counter of whoever reads the status."""
+"""Upper bound of totals, whatever ranks report: a larger total would not fit a reader's counters."""
 
 
 def record(job: Job, report: RankReport, totals: Totals, now: float) -> None:

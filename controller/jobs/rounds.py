@@ -31,9 +31,9 @@ class Round:
     resumes: dict[int, Resume] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     yields: bool = False
-    """Whether a job of a higher priority wants the slots: the ranks go on over TCP as soon as all have stopped."""
+    """True if a job of a higher priority needs the slots: the ranks go on over TCP as soon as all have stopped."""
     halt_sent: bool = False
-    """Whether the ranks have been told to halt."""
+    """True if the ranks have been told to halt."""
     ended: float = 0.0
     problem: str = ""
     """Why there are no trees yet."""
@@ -42,9 +42,9 @@ class Round:
     stopped: without an entry, a contribution would be routed to the next rank, which might still run and take it for a
     result."""
     cleaning: list[asyncio.Task[None]] = field(default_factory=list)
-    """What removes the leftovers, once the round is over, of rounds before it as well."""
+    """Tasks that remove the leftovers of this round and of earlier ones, once the round is over."""
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set where somebody waits for what the leftovers take."""
+    """Set when the leftovers' resources are needed."""
 
 
 def next_round(job: Job, why: str) -> Round:

@@ -15,7 +15,7 @@ TICK: Final = 0.5
 LATE: Final = 3.0
 """Seconds without a tick after which the process stood still: less than a standby waits (heartbeat.py)."""
 RECENT: Final = 5.0
-"""Seconds after a standstill in which what comes in may be due to it."""
+"""Seconds after a standstill in which incoming events may be due to it."""
 
 
 class Standstill:
@@ -35,7 +35,7 @@ class Standstill:
 
     @property
     def was_recent(self) -> bool:
-        """Whether the process has just stood still, be it noticed by a tick or not yet."""
+        """True if the process has just stood still, even if no tick has noticed it yet."""
         now = self._clock()
         if now > self._ticked + LATE:
             self._until = now + RECENT

@@ -27,10 +27,10 @@ from netfold.fabric.trees import Child, Fold, Tree
 from netfold.wire.jobs import Join, Secret
 
 HOLDERS: Final = 8
-"""Ranks at most that hold the ticket of a job without RC ranks."""
+"""Most ranks that hold the ticket of a job without RC ranks."""
 SEAL_BYTES: Final = 32
 _PURPOSE: Final = b"ticket\0"
-"""What the key is used for here: a seal of one purpose is none of another."""
+"""Domain-separation label: a seal for one purpose is invalid for any other."""
 
 
 class TicketError(ValueError):
@@ -42,7 +42,7 @@ class TicketError(ValueError):
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a controller must know to go on with a job."""
+    """The data that a controller needs to continue a job."""
 
     fabric: str
     """Name of the fabric."""
@@ -62,7 +62,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str
     """Why the job is not folded; empty if it is."""
     fell_back: bool
-    """Whether it was folded before its ranks went over to TCP."""
+    """True if it was folded before its ranks went over to TCP."""
     tenant: str
     """Name of the tenant whose job it is."""
     parent_epoch: int = 0
@@ -77,7 +77,7 @@ class StoredTree(msgspec.Struct, frozen=True, array_like=True):
     root: str
     weight: float
     folds: list[tuple[str, int, str | None, int]]
-    """Of each fold: switch, place of its children, parent, parent's port."""
+    """For each fold: switch, place of its children, parent, parent's port."""
 
 
 class StoredRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -59,7 +59,7 @@ class TreePlacement:
         self._thread = thread
         self._links = frozenset(end for link in fabric.links for end in link.ends)
         self._without: tuple[nx.MultiGraph[str], list[str], nx.MultiGraph[str]] | None = None
-        """What `_steady` returned last, and what it was made of: the graph with what is drained, and that."""
+        """The last result of `_steady`, with its inputs: the graph with drained parts, and the drained parts."""
 
     def sessions(self, planned: Sequence[trees.Tree]) -> dict[str, int]:
         """Session number of every switch of the trees; to be read before anything is written there."""
@@ -144,15 +144,15 @@ class TreePlacement:
         return f"{', '.join(sorted(roots)) or 'a link'} is back"
 
     def hosts_reach_each_other(self, job: Job) -> bool:
-        """Whether links that are up connect all of the job's hosts."""
+        """True if links that are up connect all of the job's hosts."""
         import networkx as nx
 
         graph = self._liveness.graph()
         return job.hosts[0] in graph and set(job.hosts) <= nx.node_connected_component(graph, job.hosts[0])
 
     async def _steady(self) -> nx.MultiGraph[str]:
-        """What is up now, without what flap damping suppresses and what is drained; the same one while nothing changes,
-        which all jobs share."""
+        """The live part of the fabric, without parts that flap damping suppresses or that are drained.  All jobs share
+        this graph while nothing changes."""
         whole, drained = await self._liveness.prepared(steady=True, writable=True), self._drains.names
         if self._without is None or self._without[:2] != (whole, drained):
             self._without = whole, drained, self._drains.without(whole)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What destination queue pairs mean on the links of jobs' trees, so that captured packets can be named.
+"""The meaning of destination queue pairs on the links of jobs' trees, so that captured packets can be named.
 
 A rank addresses its contributions to the next rank of its ring, and gets results under its own queue pair, as if from
 the rank before it (docs/protocol.md, "Connections").  So one queue pair is a contribution on one link and a result on

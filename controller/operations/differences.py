@@ -29,7 +29,7 @@ class AskDiff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Asks in what the switches differ from their desired state."""
 
     apply: bool = False
-    """Whether the differences are to be written, too."""
+    """True if the differences should also be written."""
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -71,7 +71,8 @@ class SwitchComparison:
 
 
 async def dry_run(fabric: Fabric, *, built: Pipeline | None = None) -> Differences:
-    """What a controller that starts now would write to the switches.  Raises PipelineError and FabricError."""
+    """The entities that a newly started controller would write to the switches.  Raises PipelineError and
+    FabricError."""
     drains = Drains(fabric)
     state_file.restore(drains, fabric.state)
     wanted = tables.merge([tables.fixed_entries(fabric), Steering(fabric, drains).base(fabric.graph())])

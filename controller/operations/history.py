@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fabric carried over the last minutes, from the statuses that somebody read; nothing is read for it."""
+"""The traffic of a fabric over the last minutes, from statuses that were read for other purposes; it reads nothing
+itself."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from netfold.controller.operations.rates import FabricRates, Rates
 from netfold.wire.operator import JobStatus, Status
 
 STEP: Final = 1.0
-"""Seconds between two samples, where somebody looks."""
+"""Seconds between two samples, while a viewer is looking."""
 SHORTEST: Final = 0.8
 """Least seconds between two samples: statuses that follow faster make none, since their rates would be rough."""
 GAP: Final = 10.0

@@ -37,7 +37,7 @@ log = logging.getLogger("netfold.controller")
 COUNTER_TIMEOUT: Final = 5.0
 """Seconds to read a switch's counters: a status does not wait longer for a switch that hangs."""
 SLOTS_FRESH: Final = 1.0
-"""Seconds for which the open slots of a switch are given to others who ask."""
+"""Seconds for which the open slots of a switch are reused for further requests."""
 _UNPINNED: Final[Wanted] = {tables.UNPINNED: None}
 REST: Final = 1.0
 """Pause between two readings of slots, in times of what the first one took: they take half of the controller's time at

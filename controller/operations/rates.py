@@ -19,7 +19,8 @@ OWED: Final = 1.0
 
 
 class DirectionRate(NamedTuple):
-    """What one direction of a link carried; None: not known, since a reading is missing or the switch counted anew."""
+    """The rates of one direction of a link; None: unknown, since a reading is missing or the switch counts from 0
+    again."""
 
     bits: float | None
     """Per second, of Ethernet frames without FCS."""
@@ -30,14 +31,14 @@ class DirectionRate(NamedTuple):
 
 
 class LinkRate(NamedTuple):
-    """What a link carried, from its first end to its second, and back."""
+    """The rates of a link, from its first end to its second, and back."""
 
     there: DirectionRate
     back: DirectionRate
 
 
 class SwitchRate(NamedTuple):
-    """What a switch did per second; None as in DirectionRate."""
+    """The rates of a switch; None as in DirectionRate."""
 
     folded: float | None
     """New contributions and results."""

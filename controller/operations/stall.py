@@ -111,7 +111,7 @@ def _slot(stream: Stream, fold: Fold, psn: int, states: States) -> tuple[int, Sl
 
 
 def _finished(stream: Stream, fold: Fold, psn: int, states: States) -> bool:
-    """Whether a switch has, or had, the result of a PSN."""
+    """True if a switch has, or had, the result of a PSN."""
     state = states[fold.switch].get(stream.bases[fold.switch] + (psn & (stream.slots - 1)))
     if state is None or state.epoch != stream.epoch:
         return False

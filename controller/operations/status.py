@@ -42,17 +42,17 @@ COUNTERS: Final = (*_BY_PORT, *_WHOLE)
 
 
 def wanted(ports: Sequence[int]) -> Wanted:
-    """What a status needs of the counters of a switch that has links at these ports."""
+    """The counters that a status needs of a switch with links at these ports."""
     return {**dict.fromkeys(_BY_PORT, ports), **dict.fromkeys(_WHOLE)}
 
 
 class SwitchCounters(NamedTuple):
-    """What was read of one switch's counters, at once."""
+    """Counters of one switch, read at once."""
 
     cells: Mapping[str, Mapping[int, Count]] = MappingProxyType({})
     """Cells by counter name and index."""
     read: float = 0.0
-    """When: monotonic seconds, halfway between question and answer; 0: they were not read."""
+    """Time of the reading, in monotonic seconds, halfway between question and answer; 0: they were not read."""
 
 
 _NOTHING: Final = Count(0, 0)
@@ -140,7 +140,8 @@ def of_job(job: Job) -> JobStatus:
 
 
 def limited(status: Status, tenant: str) -> Status:
-    """What a tenant may read: the fabric, and its own jobs.  Totals are over everybody's jobs, and left out."""
+    """The status as a tenant may read it: the fabric, and its own jobs.  Totals cover all tenants' jobs, and are left
+    out."""
     mine = [job for job in status.jobs if job.tenant == tenant]
     return msgspec.structs.replace(status, jobs=mine, totals=Totals())
 

@@ -98,15 +98,15 @@ class PinRow(msgspec.Struct, frozen=True):
 
     switch: str
     leaf: str
-    """Where the packets go to; empty: to every leaf for which no other row says something else."""
+    """Destination leaf; empty: all leaves without a row of their own."""
     source_port: int
-    """Of UDP, or of TCP."""
+    """UDP or TCP source port."""
     port: int
-    """0: which one the hash says."""
+    """Switch port; 0: the hash chooses it."""
     towards: str
     """The neighbour at that port; empty for port 0."""
     chosen: bool
-    """Whether an operator has chosen the port."""
+    """True if an operator has chosen the port."""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -116,9 +116,9 @@ class Table(msgspec.Struct, frozen=True):
     uplinks: list[UplinkRow]
     pins: list[PinRow]
     unpinned: dict[str, int]
-    """Packets in mode "pinned" that no pin was for, by the switch that met them."""
+    """Packets in mode "pinned" without a pin, by the switch that met them."""
     planner: PlannerName = "fewest_pieces"
-    """How flows are cut over paths."""
+    """How flows are split over paths."""
 
 
 class PathService:
@@ -156,7 +156,7 @@ class PathService:
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._pieces: dict[object, tuple[Job, int, Paths]] = {}
-        """What each open stream was told last: its job, rank and paths."""
+        """Open stream -> the job, rank and paths that were sent on it last."""
 
     def handlers(self, known: callers.Callers) -> Sequence[grpc.GenericRpcHandler[bytes, bytes]]:
         """The gRPC services of ranks and of operators."""

@@ -24,7 +24,7 @@ Mark = tuple[str, str, int]
 
 
 class Left(NamedTuple):
-    """What is left of a Clos."""
+    """The live part of a Clos."""
 
     reach: LeafSets
     """For RoCE: all that is up."""
@@ -35,8 +35,8 @@ class Left(NamedTuple):
 
 
 def left_of(reach: LeafSets, links: Collection[int], marks: Iterable[Mark], shared: Collection[int]) -> Left:
-    """What is left, with as many suspicions as leave every two leaves that have a path one for TCP: all of them, or
-    those of single paths, or none.
+    """The live part, with as many suspicions as leave a path for TCP between every two connected leaves: all of them,
+    or those of single paths, or none.
 
     links   numbers of the links that are up
     marks   uplinks that are suspect for a leaf
@@ -56,7 +56,7 @@ def left_of(reach: LeafSets, links: Collection[int], marks: Iterable[Mark], shar
 
 
 def _connects(left: Left) -> bool:
-    """Whether every two leaves that have a path have one that TCP may take."""
+    """True if any two leaves with a path have one that TCP may take."""
     for (switch, leaf), suspect in left.suspects.items():
         if _shared(left.reach, switch, leaf) and not _shared(left.connections, switch, leaf) & ~suspect:
             return False

@@ -48,12 +48,12 @@ MAX_CLOS: Final = 16
 MAX_NAME: Final = 64
 """Most characters of a collective's name."""
 MAX_BYTES: Final = 1 << 63
-"""More bytes than any flow has."""
+"""Upper bound on the bytes of any flow."""
 
 
 @dataclass
 class View:
-    """What paths are planned on: the fabric at one moment.  Nothing but the planning thread changes it."""
+    """The basis of path plans: the fabric at one moment.  Only the planning thread changes it."""
 
     steering: Steering
     version: int
@@ -97,7 +97,7 @@ class PathPlanner:
         """By epoch of the job."""
         self._all_ports: dict[str, list[int]] = {}
         self._not_equal: set[int] = set()
-        """Epochs of jobs of which the log says that flows could not be split equally."""
+        """Epochs of jobs for which it was logged that flows could not be split equally."""
 
     def close(self) -> None:
         """End the thread, once it has finished what it plans."""

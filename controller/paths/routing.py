@@ -21,9 +21,9 @@ from netfold.fabric.graph import Up
 PART: Final = "routes"
 """The part of a switch's desired state."""
 AT_ONCE: Final = 16
-"""Switches that are given their entries in one turn of the controller's loop."""
+"""Switches that receive their entries in one turn of the controller's loop."""
 _NONE: Final = Forwarding()
-"""Of a switch that is not in the plan."""
+"""Forwarding of a switch that is not in the plan."""
 
 
 class Routing:
@@ -38,11 +38,11 @@ class Routing:
         self._targets = targets
         self._turn = asyncio.Lock()
         self._planned: Inputs | None = None
-        """What the last plan follows from."""
+        """The inputs of the last plan."""
         self._ways: dict[str, Forwarding] = {}
         """The last plan."""
         self._given: dict[str, Forwarding] = {}
-        """What each switch was given last, of whatever plan."""
+        """Switch -> the forwarding that it was last given, by any plan."""
 
     async def preset(self, up: Up) -> None:
         """Give all switches their entries before their targets start."""

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 SUSPECT_SECONDS: Final = 5.0
 """Seconds that a host's suspicion counts.  By then link probes have found the link down, or it works."""
 CLEAR_INTERVAL: Final = 60.0
-"""Seconds until a path's suspicion can be cleared again: probes may get through where hosts' packets do not."""
+"""Seconds until a path's suspicion can be cleared again: probes may come through where hosts' packets do not."""
 DEFAULT: Final[Mode] = "pinned"
 
 SuspectUplink = tuple[str, int]
@@ -82,16 +82,16 @@ class Steering:
         self._clock = clock
         self._suspected: dict[Path, float] = {}
         self._cleared: dict[Path, float] = {}
-        """When the suspicion of a path was last cleared, on ``clock``."""
+        """Path -> time at which its suspicion was last cleared, on ``clock``."""
         graph = fabric.graph()
         self._kind = paths_of(graph)
         self.whole = self._kind(graph)
-        """All paths, whatever is down."""
+        """All paths, including those that are down."""
         self.everything = Up.of(graph)
         self._climbs = Climbs(graph) if self._kind is Clos else None
         above = {} if self._climbs is None else self._climbs.up
         self.tables = PathTables(fabric, {switch: {line.hop.node for line in lines} for switch, lines in above.items()})
-        """What makes entries of plans."""
+        """Converts plans to entries."""
         self._numbers = {switch: number for number, switch in enumerate(self.whole.middles, 1)}
         """The numbers of paths, by the switch in the middle."""
         self._port_of = {number: data["ports"] for *_, number, data in graph.edges(keys=True, data=True)}
@@ -99,13 +99,13 @@ class Steering:
                        for host, leaf in self.leaf_of.items() for number in graph.adj[leaf][host]}
         """Each host's leaf, the number of its link, and the next hop there."""
         self._now: PathGraph | Up = self.whole
-        """The paths that the switches have pins of, or what they are made of when somebody asks for them."""
+        """The paths for which the switches have pins, or the data from which these paths are computed on demand."""
         self._names: dict[tuple[str, str], list[int]] = {}
-        """The source ports of all paths from leaf to leaf, whatever is down."""
+        """The source ports of all paths from leaf to leaf, including those that are down."""
 
     @property
     def plans_quickly(self) -> bool:
-        """Whether plans look at single pairs of leaves only where something fails."""
+        """True if plans consider single pairs of leaves only around failures."""
         return self._climbs is not None and self._climbs.is_regular
 
     # ---- what is known ---------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Steering:
         return new
 
     def may_clear(self, path: Path) -> bool:
-        """Whether a path is suspect and was not cleared within the last CLEAR_INTERVAL."""
+        """True if a path is suspect and was not cleared within the last CLEAR_INTERVAL."""
         return path in self._active() and self._clock() >= self._cleared.get(path, -CLEAR_INTERVAL) + CLEAR_INTERVAL
 
     def clear_suspicion(self, path: Path) -> None:
@@ -144,7 +144,7 @@ class Steering:
         return min(self._suspected.values(), default=None)
 
     def usable_parts(self, graph: nx.MultiGraph[str]) -> tuple[nx.MultiGraph[str], set[SuspectUplink], frozenset[int]]:
-        """What `usable` needs, as it is now: the graph that is left, suspects, and links that several of them share."""
+        """The present inputs of `usable`: the live graph, suspects, and links that several of them share."""
         left = self.drains.left(graph)
         links = {number for *_, number in left.edges(keys=True)}
         marks = {mark for mark in self.suspects() if mark[0] in left and mark[1] in links}
@@ -223,7 +223,7 @@ class Steering:
         return self._names[source, destination]
 
     def inputs(self, up: Up) -> Inputs:
-        """What a plan follows from now."""
+        """The present inputs of a plan."""
         return Inputs(up, tuple(self.drains.names), frozenset(self._active()), tuple(self.modes.items()),
                       tuple(sorted(self.chosen.items())))
 
@@ -232,7 +232,7 @@ class Steering:
         return self.tables.all_entries(self.plan(self.inputs(Up.of(graph))))
 
     def plan(self, given: Inputs) -> dict[str, Forwarding]:
-        """What every switch that is up does with packets that are not folded.  Another thread may ask for it.
+        """The forwarding of unfolded packets at every switch that is up.  Another thread may call this.
 
         Routes avoid drained switches and links, and suspect uplinks where others are left.  A drained switch keeps
         routes of its own, for packets that still arrive there.  Suspect paths keep their UDP pins: plans avoid them,

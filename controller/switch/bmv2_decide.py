@@ -17,7 +17,7 @@ Node = dict[str, Any]
 Widths = Mapping[tuple[str, str], int]
 
 WORDS_AT_MOST: Final = 2000
-"""Primitives of a decision: what would become longer stays a table."""
+"""Most primitives of a decision; a table that would need more stays a table."""
 
 
 def decide(program: Node, widths: Widths) -> None:
@@ -52,7 +52,7 @@ def decide(program: Node, widths: Widths) -> None:
 
 
 def _fixed(table: Node) -> bool:
-    """Whether a table's entries are constants of the program, and the same node follows whichever of them is hit."""
+    """True if a table's entries are constants of the program, and the same node follows each of them."""
     entry = table.get("default_entry") or {}
     return (bool(table.get("entries")) and bool(entry.get("action_entry_const"))
             and not table["with_counters"] and not table["direct_meters"]

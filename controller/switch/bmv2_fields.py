@@ -19,9 +19,9 @@ Node = dict[str, Any]
 Name = tuple[str, str]
 
 OPTIONAL: Final = ("ingress_global_timestamp", "egress_global_timestamp", "priority", "parser_error")
-"""Standard metadata that simple_switch sets where a program has it, and does without."""
+"""Optional standard metadata: simple_switch sets it if a program has it."""
 _WRITTEN_FIRST: Final = ("assign", "register_read", "modify_field_with_hash_based_offset", "modify_field_rng_uniform")
-"""Primitives whose first parameter is what they write, and which write nothing else."""
+"""Primitives that write their first parameter, and nothing else."""
 _WRITES_NO_FIELD: Final = ("register_write", "count", "clone_ingress_pkt_to_egress", "clone_egress_pkt_to_egress",
                            "recirculate", "truncate")
 _JUMPS: Final = ("_jump", "_jump_if_zero")
@@ -167,7 +167,7 @@ def widths(program: Node) -> dict[Name, int]:
 
 
 def _temporary(name: Name) -> bool:
-    """Whether p4c made this field to hold an intermediate value within one action."""
+    """True if p4c created this field to hold an intermediate value within one action."""
     header, field = name
     return (header == "scalars" and field.startswith("tmp")) or (field.startswith("f") and "_tmp" in header)
 
@@ -312,7 +312,7 @@ def _share(program: Node) -> None:
 
 
 def _written_before_read(primitives: list[Node], inputs: dict[str, Any], name: Name) -> bool:
-    """Whether an action writes this field before it reads it, with no jump that could lead between the two."""
+    """True if an action writes this field before it reads it, with no jump that could lead between the two."""
     written = False
     targets = _targets(primitives)
     for place, primitive in enumerate(primitives):

@@ -30,7 +30,7 @@ def unmask(program: Node, widths: Widths) -> None:
 
 
 def _masked(node: Node, width: int) -> Node | None:
-    """What stands within a mask of at least so many bits, if it can be a parameter by itself; None: no such mask."""
+    """The operand of a mask of at least this many bits, if it can be a parameter by itself; None: no such mask."""
     operation = _operation(node)
     if operation is None or operation["op"] != "&" or not _is_mask(operation["right"], width):
         return None
@@ -64,7 +64,7 @@ def _operation(node: Any) -> Node | None:
 
 
 def _is_mask(node: Node, bits: int) -> bool:
-    """Whether a constant has ones in the lowest bits, as many as these at least, and nowhere else."""
+    """True if a constant consists of ones in its lowest bits, at least as many as these, and of nothing else."""
     if node["type"] != "hexstr":
         return False
     number = int(node["value"], 16)

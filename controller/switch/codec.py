@@ -51,7 +51,7 @@ class _Table:
     actions: dict[int, _Action]
     const: bool
     metered: bool
-    """Whether each entry has a meter of its own."""
+    """True if each entry has a meter of its own."""
 
 
 _EXACT: Final = p4i.MatchField.EXACT
@@ -112,7 +112,7 @@ class Codec:
             ((_port(replica), replica.instance) for replica in group.replicas), key=lambda replica: replica[::-1])))
 
     def has_table(self, name: str) -> bool:
-        """Whether the program has this table: one without faults (p4src/fault.p4) has fewer."""
+        """True if the program has this table: one without faults (p4src/fault.p4) has fewer."""
         return name in self._by_name
 
     def read_table(self, name: str) -> p4r.Entity:
@@ -203,7 +203,7 @@ class Codec:
     # ---- counters and packets ------------------------------------------------------------------------------------
 
     def has_counter(self, name: str) -> bool:
-        """Whether the program has this indirect counter."""
+        """True if the program has this indirect counter."""
         return name in self._counters
 
     def read_counter(self, name: str, index: int | None = None) -> p4r.Entity:

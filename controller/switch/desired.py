@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a switch should hold, as named parts, and where it may hold something else since parts have changed.
+"""The desired state of a switch, as named parts, and the places where its state may differ since parts have changed.
 
 Most changes are of a few entities of a switch that holds thousands: only those are compared and written.
 """
@@ -20,7 +20,7 @@ class Desired:
         self.all: State = {}
         """All parts together."""
         self._changed: dict[Identity, None] | None = None
-        """What parts have put or removed since `settle`; None: the switch may differ anywhere."""
+        """Entities that parts have added or removed since `settle`; None: the switch may differ anywhere."""
 
     def part(self, name: str) -> State | None:
         """A part; None if there is none of that name."""
@@ -87,5 +87,5 @@ class Desired:
             self._changed.update(dict.fromkeys(keys))
 
     def _has(self, key: Identity, *, but: str = "") -> bool:
-        """Whether a part, another one than ``but``, has an entity."""
+        """True if a part other than ``but`` has an entity."""
         return any(key in part for name, part in self._parts.items() if name != but)

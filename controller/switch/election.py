@@ -31,9 +31,9 @@ _CLOCK_BITS: Final = 44
 _SEAL_BITS: Final = 42
 _LOW_BITS: Final = 2 * _SEAL_BITS
 HIGHEST: Final = (1 << _CLOCK_BITS + _LOW_BITS) - 1
-"""The highest election id there is; above a stranger that has it there is nothing."""
+"""The highest election id; a foreign client that holds it cannot be outbid."""
 REMEMBERED: Final = 64
-"""Own election ids for one switch that a successor may cover: a stranger may outbid this controller between a
+"""Own election ids for one switch that a successor may cover: a foreign client may outbid this controller between a
 successor's look and its claim."""
 
 
@@ -68,11 +68,11 @@ class Elections:
         return clock << _LOW_BITS | self._seal(clock) << _SEAL_BITS | self._succession(clock, other)
 
     def is_ours(self, number: int) -> bool:
-        """Whether somebody with the fabric's key has made this id for this switch; a stranger may repeat it."""
+        """True if a holder of the fabric's key has made this id for this switch; a foreign client may repeat it."""
         return _same(number >> _SEAL_BITS & (1 << _SEAL_BITS) - 1, self._seal(number >> _LOW_BITS))
 
     def succeeds(self, number: int, other: int) -> bool:
-        """Whether somebody with the fabric's key has made an id for this switch after seeing the other one."""
+        """True if a holder of the fabric's key has made an id for this switch after seeing the other one."""
         covers = self._succession(number >> _LOW_BITS, other)
         return self.is_ours(number) and _same(number & (1 << _SEAL_BITS) - 1, covers)
 
@@ -102,7 +102,7 @@ class Candidacy:
         self._seen = seen
         self._mine: deque[int] = deque(maxlen=REMEMBERED)
         self.others: set[int] = set()
-        """Election ids of strangers that were primary since this controller has pushed the program."""
+        """Election ids of foreign clients that were primary since this controller has pushed the program."""
 
     @property
     def number(self) -> int:
@@ -117,12 +117,12 @@ class Candidacy:
         return self.number
 
     def trusts(self, other: int) -> bool:
-        """Whether another client's id is of another controller of this fabric.  One of this controller's own, which
-        somebody else has, is a stranger's."""
+        """True if another client's id belongs to another controller of this fabric.  If another client holds one of
+        this controller's own ids, that client is foreign."""
         return other not in self._mine and self._elections.is_ours(other)
 
     def yields_to(self, other: int) -> bool:
-        """Whether another client's id proves that it is a later controller of this fabric."""
+        """True if another client's id proves that it is a later controller of this fabric."""
         return other not in self._mine and any(self._elections.succeeds(other, mine) for mine in self._mine)
 
     def lost(self, other: int, why: str) -> None:

@@ -39,7 +39,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     action: str
     params: tuple[tuple[str, int], ...] = ()
     rate: MeterRate | None = None
-    """Of the entry's own meter, in a table that has direct meters; None: every packet is green."""
+    """Rate of the entry's own meter, in a table with direct meters; None: every packet is green."""
 
     @property
     def identity(self) -> Identity:
@@ -48,7 +48,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_default(self) -> bool:
-        """Whether this is a table's default action."""
+        """True if this is a table's default action."""
         return not self.key
 
     def __str__(self) -> str:

@@ -41,7 +41,7 @@ RING: Final = 1
 """The group of all uplinks, of which most routes take a part.  It stays as it is whatever goes down: a route takes
 another part of it, so that a lost uplink changes a route or two, and not a group."""
 NO_PORT: Final = 511
-"""In the place of a port: the packet's uplink is chosen by the hash (p4src/sizes.p4)."""
+"""Value in place of a port: the packet's uplink is chosen by the hash (p4src/sizes.p4)."""
 PINNED: Final[Mode] = "pinned"
 """The mode that needs no entry."""
 
@@ -51,7 +51,7 @@ class Ports(NamedTuple):
 
     roce: int
     connection: int
-    """Of TCP, which goes another way where its path is gone."""
+    """Port for TCP, which takes another way if its path is gone."""
 
 
 UNPINNED: Final = Ports(NO_PORT, NO_PORT)
@@ -59,15 +59,15 @@ UNPINNED: Final = Ports(NO_PORT, NO_PORT)
 
 @dataclass
 class Forwarding:
-    """What a switch does with packets that are not folded.  Leaves are destinations, by name; paths go by number."""
+    """A switch's forwarding of packets that are not folded.  Leaves are destinations, by name; paths have numbers."""
 
     default: tuple[NextHop, ...] = ()
-    """Next hops to all leaves that ``routes`` does not have; none: there are no others."""
+    """Next hops to all leaves that are not in ``routes``; empty: there are no others."""
     routes: dict[str, tuple[NextHop, ...]] = field(default_factory=dict)
     hosts: dict[str, NextHop] = field(default_factory=dict)
     """Hosts of this switch whose links are up."""
     pins: dict[int, Ports] = field(default_factory=dict)
-    """Of each path to all leaves but those of ``bent``; none at a switch that has no choice."""
+    """Ports of each path to all leaves but those of ``bent``; empty at a switch that has no choice."""
     bent: dict[tuple[str, int], Ports] = field(default_factory=dict)
     mode: Mode = PINNED
     """How packets choose among next hops, to all leaves but those of ``modes``."""
@@ -96,8 +96,8 @@ class PathTables:
         self._macs = {node.name: mac_number(node.mac) for node in fabric.nodes}
         self._addresses = {host.name: [ip_number(address) for address in (host.address, fold) if address]
                            for host, fold in zip(fabric.hosts, fabric.fold_addresses(), strict=True)}
-        """Those of each host: its own, and its fold address, which takes the same routes.  Switches alone send to that,
-        since `guard` lets no host address one."""
+        """Addresses of each host: its own, and its fold address, which takes the same routes.  Only switches send to
+        that, since `guard` lets no host address one."""
         self._prefixes = prefixes_of(fabric)
         self._uplinks: dict[str, list[NextHop]] = {name: [] for name in switches}
         """All links of a switch to others, by port."""

@@ -139,7 +139,7 @@ _BUILDERS: Final[dict[Engine, Callable[[Path, Defines], Pipeline]]] = {"softswit
 
 
 def lightened(source: Path, made: str) -> str | None:
-    """What p4c made, made cheaper to run; None where it is of a form that only another p4c writes."""
+    """p4c's output, changed so that it runs faster; None if its form is that of another version of p4c."""
     try:
         return bmv2_program.lighten(made)
     except (AttributeError, LookupError, RecursionError, StopIteration, TypeError, ValueError) as error:

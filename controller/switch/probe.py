@@ -25,23 +25,23 @@ class SlotState:
     """Epoch of the job that used the slot last; 0 if none has."""
     psn: int
     done: bool
-    """Whether the slot holds the result."""
+    """True if the slot holds the result."""
     ecn: bool
-    """Whether a contribution was marked by congestion."""
+    """True if a contribution was marked by congestion."""
     bitmap: int
     """Bit i is set once the contribution of child i has come."""
     operation: int = 0
     """The operation on its lanes, a value of `roce.LaneOperation`."""
     ack_req: bool = False
-    """Whether a contribution asks for an acknowledgement."""
+    """True if a contribution asks for an acknowledgement."""
     opcode: int = 0
     """BTH opcode of the contributions."""
     udp_length: int = 0
     """Bytes of the contributions' UDP datagrams."""
     presence: bool = False
-    """Whether all that has come is presence: the slot has no lanes."""
+    """True if only empty contributions have arrived: the slot has no lanes."""
     content: bool = False
-    """Whether the acknowledgement is enough for some child."""
+    """True if some child needs only the acknowledgement."""
 
 
 def question(slot: int) -> bytes:

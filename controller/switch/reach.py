@@ -18,7 +18,7 @@ PATIENCE: Final = 1.0
 
 
 async def listens(address: str) -> bool:
-    """Whether something accepts connections at ``unix:PATH`` or ``HOST:PORT`` now."""
+    """True if something accepts connections at ``unix:PATH`` or ``HOST:PORT`` now."""
     return await takes(address) == "silent"
 
 

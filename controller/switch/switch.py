@@ -122,7 +122,7 @@ class Session:
         self._channel = channel.opened(address, credentials)
         self._stub: Any = p4r_grpc.P4RuntimeStub(self._channel)
         self._read_raw: Any = self._channel.unary_stream("/p4.v1.P4Runtime/Read", bytes, bytes)
-        """Read in bytes, for what is decoded elsewhere."""
+        """Reads responses as bytes, to be decoded elsewhere."""
         self._counters_asked: tuple[Wanted, bytes] | None = None
         """The counters that were read last, and the request for them."""
         self._stream: Any = None
@@ -343,7 +343,7 @@ class Session:
         return True
 
     async def runs_pipeline(self) -> bool:
-        """Whether the switch runs this pipeline, by its cookie and, where the switch tells it, the program itself: a
+        """True if the switch runs this pipeline, by its cookie and, if the switch tells it, the program itself: a
         client that took the switch may have pushed another one with the same cookie.  Raises SwitchError."""
         request = p4r.GetForwardingPipelineConfigRequest(
             device_id=self._device_id,

@@ -28,8 +28,8 @@ PROBES_PER_LINK: Final = 110
 """Probes a second that `netfold.controller.health.liveness` may send over a link each way beside the regular ones: of a
 suspect link, and where somebody waits for an answer.  As many short ones follow those that are lost."""
 PUNT_HEADROOM: Final = 4
-"""How many times as many probes as the controller sends may reach the CPU port: links that duplicate packets do so to
-probes too, and a switch that was late has several at once."""
+"""Ratio of the probes that may reach the CPU port to those that the controller sends: links that duplicate packets
+duplicate probes too, and a switch that was late has several at once."""
 CONNECTION: Final = "SwitchIngress.fold.connection.connection"
 CONTRIBUTION: Final = "SwitchIngress.fold.connection.contribution"
 CONTRIBUTION_RC: Final = "SwitchIngress.fold.connection.contribution_rc"
@@ -66,18 +66,18 @@ TO_CPU: Final = "SwitchIngress.route.to_cpu"
 _PUNT: Final = "SwitchIngress.route.punt"
 PUNT: Final = f"{_PUNT}.punt"
 REFUSED: Final = f"{_PUNT}.refused"
-"""Counter by port: packets for the CPU port from where none may come, hosts above all."""
+"""Counter by port: packets for the CPU port from ports where none may arrive, hosts above all."""
 OVER_RATE: Final = f"{_PUNT}.over_rate"
-"""Counter by port: packets for the CPU port beyond the rate that its meter lets pass."""
+"""Counter by port: packets for the CPU port beyond the rate of its meter."""
 PORT_IN: Final = "SwitchIngress.port_in"
 PORT_OUT: Final = "SwitchEgress.port_out"
 CORRUPT: Final = "SwitchIngress.fold.corrupt"
 UNPINNED: Final = f"{PATHS}.unpinned"
-"""Counter of one cell: packets in mode "pinned" that no pin was for."""
+"""Counter of one cell: packets in mode "pinned" without a pin."""
 OUTCOMES: Final = "SwitchIngress.fold.verdict.outcomes"
 """Counter of packets of trees by outcome: FIRST, ANSWERED, ... of p4src/verdict.p4."""
 GAPS: Final = "SwitchIngress.fold.gaps"
-"""Counter by port: gaps in what a neighbour there sends, of which it was told at once by a NAK."""
+"""Counter by port: gaps in a neighbour's packets, which it learned of at once by a NAK."""
 FAULTS: Final = ("lost", "corrupted", "duplicated", "held")
 """Outcomes of injected faults, each with a counter (`fault_counter`) and a field of `wire.operator.Traffic`."""
 REORDER_BY: Final = 8
@@ -144,8 +144,8 @@ def congestion_entries(fabric: Fabric) -> BySwitch:
 
 
 def probe_entries(fabric: Fabric) -> BySwitch:
-    """What brings link probes, which are addressed to all routers of a link, to the CPU port of every switch: their
-    route, and an entry of `punt` for each port with a switch behind it, with the rate of its meter."""
+    """Entries that send link probes, which are addressed to all routers of a link, to the CPU port of every switch:
+    their route, and an entry of `punt` for each port with a switch behind it, with the rate of its meter."""
     result: BySwitch = defaultdict(list)
     switches, rate = {switch.name for switch in fabric.switches}, _punt_rate(fabric)
     for name in switches:
@@ -158,7 +158,7 @@ def probe_entries(fabric: Fabric) -> BySwitch:
 
 
 def _punt_rate(fabric: Fabric) -> MeterRate:
-    """What may reach the CPU port from one port; at once, a quarter of a second's packets."""
+    """The rate of packets from one port to the CPU port, with a burst of a quarter of a second's packets."""
     regular = 1 / fabric.probe if fabric.probe else 0.0
     rate = math.ceil(PUNT_HEADROOM * (PROBES_PER_LINK + regular))
     return MeterRate(rate, math.ceil(rate / 4))

@@ -30,10 +30,10 @@ COMPARED: Final = 8
 """Entities that are compared in the time in which one update is encoded."""
 STEADY: Final = 10.0
 """Seconds that a session must last for the next attempt to come at once: a switch whose program keeps crashing is
-tried ever later."""
+retried ever later."""
 DISPUTE: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Seconds before a switch that another client has taken is claimed again, each time more: two that both want it must
-not take it from each other all the time.  A session of the last length ends the series."""
+"""Seconds until a switch that another client has taken is claimed again, longer each time, so that two clients that
+both want it do not take it from each other all the time.  A session of the last length ends the series."""
 RETRY: Final = (0.02, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Seconds before the next attempt to connect; the last one repeats."""
 
@@ -89,21 +89,22 @@ class Target:
         self.problem: str = "not connected yet"
         """Why the switch is not up; empty if it is."""
         self.silence: str = ""
-        """Why nothing is asked of the switch or written to it, though its session has not ended; empty as a rule."""
+        """Why the controller neither queries the switch nor writes to it, though its session has not ended; usually
+        empty."""
         self._silenced = asyncio.Event()
         self.sessions = 0
         """Number of sessions so far: with a new one, the switch may have lost its registers."""
         self.pushes = 0
         """Number of pipelines that this controller has pushed."""
         self.found: dict[int, State] | None = None
-        """What an earlier controller has left of jobs on the switch, by epoch; None until it was read, at the first
-        connection."""
+        """State of jobs that an earlier controller has left on the switch, by epoch; None until it was read, at the
+        first connection."""
         self.was_empty = False
-        """Whether the switch had no program at the first connection, and so nothing of any job."""
+        """True if the switch had no program at the first connection, and so no state of any job."""
         self._connect = connect
         self._turns = turns or Turns()
         self._installs = 0
-        """Number of `install` that wait for what is being done, or are under way: all of that is urgent then."""
+        """Number of calls of `install` that wait for the work under way, or are under way: that work is then urgent."""
         self._sleep = sleep
         self._clock = clock
         self._on_change = on_change
@@ -112,7 +113,7 @@ class Target:
         self._desired = Desired()
         self._actual: State = {}
         self._actual_unknown = True
-        """Whether the switch may hold other entities than ``_actual``."""
+        """True if the switch may hold other entities than ``_actual``."""
         self._client: Client | None = None
         self._busy = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -121,12 +122,12 @@ class Target:
 
     @property
     def is_up(self) -> bool:
-        """Whether the switch is connected and in its desired state."""
+        """True if the switch is connected and in its desired state."""
         return self._client is not None and not self.problem
 
     @property
     def is_heard(self) -> bool:
-        """Whether the switch is up and not silent, so that it can be asked and written to."""
+        """True if the switch is up and not silent, so that it can be queried and written to."""
         return self.is_up and not self.silence
 
     @property

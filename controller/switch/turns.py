@@ -23,12 +23,12 @@ class Turns:
     def __init__(self, size: int = SIZE) -> None:
         self.size = size
         self._left = size
-        """Updates that this turn has left."""
+        """Updates left for this turn."""
         self._urgent: dict[object, tuple[asyncio.Future[None], int]] = {}
         self._others: dict[object, tuple[asyncio.Future[None], int]] = {}
-        """Those that wait, the first one first: each with what it waits for and its number of updates."""
+        """Waiting callers in their order, each with the future that it waits for and its number of updates."""
         self._is_used = False
-        """Whether something has been taken of this turn, so that a next one is to come."""
+        """True if part of this turn has been used, so that a next one must come."""
 
     async def wait(self, who: object, updates: int, *, urgent: bool = False) -> None:
         """Wait for a turn that has room for so many updates, all of one where they are more.  Whoever is urgent comes

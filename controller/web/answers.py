@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the web server answers to each path, from what the controller knows.
+"""The web server's answer to each path, from the controller's state.
 
     /                 the page: static/index.html       /metrics       Prometheus' text format (metrics.py)
     /page.css, ...    files of static/                  /status        what `netfold status --json` prints
     /faults.json, POST /fault, POST /packet     faults.py
     /fabric.json, /live.json?since=SEQ, /history.json, /slots.json?switch=NAME     for the page (view.py)
 
-Nothing is read from the switches but for a request, once for all requests within MAX_AGE, and what is made of it is
-made once, too: a hundred who ask cost what one does.
+The switches are read only for a request, once for all requests within MAX_AGE, and each answer is also made once: a
+hundred clients cost no more than one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from netfold.wire.operator import FabricEvent, PinnedPath, Status
 from netfold.wire.stalls import JobSlots, SwitchSlots
 
 EVERY: Final = 4.0
-"""Seconds between two samples while nobody looks."""
+"""Seconds between two samples while there are no viewers."""
 MAX_AGE: Final = 0.9
 """Seconds for which a status is reused for further requests."""
 MAX_NUMBER: Final = 2**62
@@ -91,7 +91,7 @@ class Answers:
         """The status; a new one is read unless the last is younger than MAX_AGE."""
         self._faults = Shared(lambda: asyncio.to_thread(sources.faults.active), fresh=MAX_AGE, clock=clock)
         self._made: dict[str, tuple[Status, asyncio.Task[bytes]]] = {}
-        """The latest answer and the status that it was made of, by path."""
+        """Path -> the latest answer, and the status from which it was made."""
         self._finder = view.LinkFinder(sources.fabric)
 
     async def _read(self) -> Status:

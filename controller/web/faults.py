@@ -52,7 +52,7 @@ class PacketRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FaultOutcome(NamedTuple):
-    """What came of a request: an HTTP status, and a sentence, the list of faults or a packet's way."""
+    """The result of a request: an HTTP status, and a sentence, the list of faults or a packet's way."""
 
     status: HTTPStatus
     text: str
@@ -80,18 +80,18 @@ class FaultForwarder:
 
     @classmethod
     def of_environment(cls, note: Note = unnoted) -> FaultForwarder:
-        """Of the launcher that started this process, if one did and serves faults."""
+        """The forwarder to the launcher that started this process, if it serves faults."""
         said = os.environ.get(wire.FAULTS_VARIABLE)
         return cls(Path(said) if said else None, note, key=os.environ.get(wire.KEY_VARIABLE, ""))
 
     @property
     def is_there(self) -> bool:
-        """Whether this fabric has such a service."""
+        """True if this fabric has such a service."""
         return self._path is not None
 
     def knows(self, password: bytes) -> bool:
-        """Whether a caller has proved by this password that it has the page's address from the launcher.  Takes as long
-        for a good guess as for a bad one."""
+        """True if this password proves that a caller has the page's address from the launcher.  Takes as long for a
+        good guess as for a bad one."""
         return bool(self._key) and hmac.compare_digest(password, self._key.encode())
 
     def inject(self, body: bytes) -> FaultOutcome:

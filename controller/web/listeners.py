@@ -31,7 +31,7 @@ def adopted(address: str) -> socket.socket | None:
 
 
 def _listens(number: int, address: str) -> bool:
-    """Whether a descriptor is a socket that listens at this port: in a process that did not inherit it, the number may
+    """True if a descriptor is a socket that listens at this port: in a process that did not inherit it, the number may
     be another file's."""
     try:
         with socket.socket(fileno=os.dup(number)) as held:

@@ -85,7 +85,7 @@ class Web:
         self._retries: asyncio.Task[None] | None = None
         self._looks: asyncio.Task[None] | None = None
         self.url = ""
-        """Where it listens; empty while it does not."""
+        """Its address; empty while it does not listen."""
 
     def start(self, address: str) -> str:
         """Listen at ``host:port`` (port 0: any free one) and return the URL.  Raises FabricError where that cannot be;
@@ -190,8 +190,8 @@ class _Server(BoundedServer):
         super().__init__(address, handler, **settings)
 
     def ours(self, host: str) -> bool:
-        """Whether a Host header names this server: by an address, or by a name that is ours.  A page of somebody else
-        whose name was made to resolve to this address (DNS rebinding) sends that name."""
+        """True if a Host header names this server: by an address, or by one of its names.  A foreign page whose name
+        was made to resolve to this address (DNS rebinding) sends that foreign name."""
         name = urlsplit(f"//{host}").hostname or ""
         try:
             ipaddress.ip_address(name)
@@ -205,7 +205,7 @@ class _Handler(BoundedHandler):
     server: _Server
 
     def _caller(self) -> Caller | None:
-        """Who asks; None: the request is refused, and answered."""
+        """The caller; None: the request is refused, and answered."""
         if problem := self._stranger():
             self._answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", f"{problem}\n".encode())
             return None

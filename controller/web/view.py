@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the page asks for, as JSON: the fabric, what happens on it now, and what has happened over the last minutes.
+"""The page's data, as JSON: the fabric, its present state, and its history over the last minutes.
 
-Rates are null where they are not known: at the first look after nobody looked for a while, where a switch did not
-answer, and where it counts anew since it was restarted.
+Unknown rates are null: at the first reading after a pause, if a switch did not answer, and if it counts from 0 again
+after a restart.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FabricView(msgspec.Struct, frozen=True):
     nodes: list[NodeView]
     links: list[LinkView]
     faults: bool
-    """Whether this viewer may inject faults here."""
+    """True if this viewer may inject faults here."""
 
 
 class SwitchLive(msgspec.Struct, frozen=True):
@@ -99,11 +99,11 @@ class TreeLive(msgspec.Struct, frozen=True):
     links: list[int]
     """Between switches."""
     hosts: list[int]
-    """Of the hosts."""
+    """Numbers of the hosts' links."""
 
 
 class RailLive(msgspec.Struct, frozen=True):
-    """What one rail carried of a job's bytes."""
+    """The bytes of a job that one rail carried."""
 
     name: str
     share: float
@@ -157,7 +157,7 @@ class PathLive(msgspec.Struct, frozen=True):
     destination: str
     links: list[int]
     share: float
-    """Of the bytes of that flow, 0..1."""
+    """Share of the bytes of that flow, 0..1."""
 
 
 class Live(msgspec.Struct, frozen=True):
