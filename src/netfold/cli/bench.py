@@ -69,7 +69,7 @@ def allreduce(
     """Allreduce by several algorithms over links of one rate, in nccl-tests' manner.
 
     Everything runs in a sandbox on this machine: a fabric of P4 switches, and beside it a plain kernel
-    bridge, the best case for what does not fold. Exit status 1 where a sum is wrong.
+    bridge, the best case for algorithms that do not fold. Exit status 1 if a sum is wrong.
     """
     from netfold.bench.commands import allreduce as bench
 
@@ -94,7 +94,7 @@ def growth(
     quick: Annotated[bool, typer.Option("--quick", help="Small points alone: see in seconds that it works.")] = False,
     draw: Annotated[bool, typer.Option("--draw", help="Measure nothing, draw what was measured before.")] = False,
 ) -> None:
-    """How cost grows, a figure each: with ranks, sizes, packets in flight and path MTU, fabrics and programs."""
+    """The growth of costs, a figure each: with ranks, sizes, packets in flight and path MTU, fabrics and programs."""
     from netfold.bench.growth import figures as bench
 
     with _failing("growth"):
@@ -174,7 +174,7 @@ def machines(
     rounds: Annotated[int, typer.Option("-n", "--rounds", help="The median counts.")] = 5,
     json: Annotated[Path | None, typer.Option("--rows", metavar="FILE", help="Write the rows here.")] = None,
 ) -> None:
-    """Several ranks a machine: folded once a machine, beside a flat ring and Tencent's scheme, and what suffices."""
+    """Several ranks per machine, folded once per machine; compared with a flat ring and with Tencent's scheme."""
     from netfold.bench.commands import machines as bench
 
     with _failing("machines"):
@@ -275,7 +275,7 @@ def rails(
     """One allreduce over several rails beside each rail alone: times, shares, processor time, starts, training, a
     plane cut in the middle of a call, and one that fails and comes back during a series of calls.
 
-    Hosts have an interface on each plane. Exit status 1 where a sum is wrong, or ranks end with different weights.
+    Hosts have an interface on each plane. Exit status 1 if a sum is wrong, or if ranks end with different weights.
     """
     from netfold.bench.commands import rails as bench
 
@@ -305,7 +305,7 @@ def loss(
     json: Annotated[Path | None, typer.Option("--rows", metavar="FILE", help="Write the rows here, as a list.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the first round's losses; the next ones count up.")] = 0,
 ) -> None:
-    """What lost packets cost, as multiples of the same without: time, bytes on links; and which level answered."""
+    """The cost of lost packets: time and bytes on links, relative to no losses, and the level that answered."""
     from netfold.bench.commands import loss as bench
 
     with _failing("loss"):
@@ -350,10 +350,10 @@ def soak(
     logs: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep the logs of failed rounds here.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the first round; the next ones count up.")] = 0,
 ) -> None:
-    """Run checked sums while switches, links, ranks, controllers and disks fail and a stranger attacks, several at a
+    """Run checked sums while switches, links, ranks, controllers and disks fail and an outsider attacks, several at a
     time: no sum may be wrong, and none may hang.
 
-    Exit status 1 where a round failed; its seed repeats it.
+    Exit status 1 if a round failed; its seed repeats it.
     """
     from netfold.bench.commands import soak as bench
 
@@ -403,7 +403,7 @@ def train(
 ) -> None:
     """Training steps over several backends and links of one rate, beside gloo's and a single process's losses.
 
-    Everything runs in a sandbox on this machine, on generated data. Exit status 1 where losses are not those of a
+    Everything runs in a sandbox on this machine, on generated data. Exit status 1 if losses are not those of a
     single process, within the bound of the lanes.
     """
     from netfold.bench.commands import train as bench

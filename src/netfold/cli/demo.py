@@ -21,14 +21,16 @@ def demo(
     hosts: Annotated[Literal["namespaces", "rxe"], typer.Option(
         help="What workers run in: namespaces, or rxe: virtual machines, whose kernels' RDMA carries the gradients."
     )] = "namespaces",
-    ranks: Annotated[int | None, typer.Option(help="Workers; default: 8, or 2 virtual machines.")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Number of workers; default: 8, or 2 virtual machines.")] = None,
     leaves: Annotated[int, typer.Option(help="Leaf switches.")] = 2,
     spines: Annotated[int | None, typer.Option(help="Spine switches; default: 2, or 1 over virtual machines.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps; default: what fits in a minute or so.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps; default: as many as fit in about a "
+                                                   "minute.")] = None,
     generated: Generated = DEFAULTS,
-    lane_bits: Annotated[int, typer.Option(help="Of gradients on their way: 32, or 16 or 8, with feedback.")] = 32,
-    page: Annotated[bool, typer.Option("--page", help="Serve the web page, and leave it and the fabric open at the end "
-                                                      "until Ctrl-C.")] = False,
+    lane_bits: Annotated[int, typer.Option(help="Bits of each gradient on the network: 32, or 16 or 8 with error "
+                                                "feedback.")] = 32,
+    page: Annotated[bool, typer.Option("--page", help="Serve the web page, and keep it and the fabric running at the "
+                                                      "end until Ctrl-C.")] = False,
     metrics: Metrics = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the reports.")] = Path("build/demo"),
 ) -> None:

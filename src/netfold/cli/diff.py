@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def diff(file: RunningFabric = None, controller: Address = None, json: Json = False) -> None:
-    """Read every switch back and show the writes that it lacks of what it should hold; nothing is written.
+    """Read every switch and show the writes that would bring it to its desired state; nothing is written.
 
-    Exit status 1 where there are any, or a switch cannot be read. What a controller would write that does not run yet:
+    Exit status 1 if there are any, or if a switch cannot be read. For a controller that is not running yet, use
     `netfold up FABRIC.toml --dry-run`.
     """
     show(_ask(file, controller, apply=False), json=json)
 
 
 def apply(file: RunningFabric = None, controller: Address = None, json: Json = False) -> None:
-    """Read every switch back and bring it to what it should hold; shows what was written."""
+    """Read every switch, bring it to its desired state, and show the writes."""
     from netfold.cli.common import FAILED
 
     found = _ask(file, controller, apply=True)

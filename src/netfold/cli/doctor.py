@@ -45,7 +45,7 @@ packets (fabric/slots.py, host/innet/fold.py)."""
 def doctor(json: Json = False) -> None:
     """Say what is missing on this machine, what it is needed for, and how to get it.
 
-    Exit status 1 where `make demo` would fail.
+    Exit status 1 if `make demo` would fail.
     """
     findings = examine(checks())
     if json:

@@ -29,7 +29,7 @@ def drain(
 
 
 def undrain(name: Name, file: RunningFabric = None, controller: Address = None, json: Json = False) -> None:
-    """Use a drained switch or link again; running jobs move back where that is better for them."""
+    """Use a drained switch or link again; running jobs move back if that is better for them."""
     _set(name, file, controller, drained=False, wait=0.0, json=json)
 
 

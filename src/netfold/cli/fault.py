@@ -22,12 +22,12 @@ CALL_SECONDS: Final = 120.0
 
 Target = Annotated[str, typer.Argument(metavar="TARGET", help="A switch (spine1), a link (leaf1:3, leaf1-spine1), a "
                                             "host's link (h3), a rank (rank3, JOB/3), controller.")]
-For = Annotated[str | None, typer.Option("--for", metavar="DURATION", help="500ms, 5s, 2m: then it is undone, whatever "
-                                         "becomes of this command; default: until `netfold fault end`.")]
-Seed = Annotated[int | None, typer.Option(min=0, max=2**31 - 1, help="The same seed hits the same packets; default: "
-                                          "the fabric's.")]
+For = Annotated[str | None, typer.Option("--for", metavar="DURATION",
+    help="500ms, 5s, 2m: undo it after this time, even if this command was ended; default: until `netfold fault end`.")]
+Seed = Annotated[int | None, typer.Option(min=0, max=2**31 - 1, help="The same seed selects the same packets; default: "
+                                                                     "the fabric's.")]
 Share = Annotated[float, typer.Option(help="Share of the packets, above 0, up to 1.")]
-OneWay = Annotated[bool, typer.Option("--one-way", help="Only what leaves by the port that is named.")]
+OneWay = Annotated[bool, typer.Option("--one-way", help="Only packets that leave by the named port.")]
 
 WHAT: Final = {
     "loss": "Lose a share of a link's packets, each way.",
@@ -77,7 +77,7 @@ for _kind in get_args(faults.Kind):
 @app.command()
 def flap(
     target: Target, lasting: For = None,
-    period: Annotated[str, typer.Option(help="How long it is down, and then up.")] = "500ms",
+    period: Annotated[str, typer.Option(help="Time that it is down, and then up.")] = "500ms",
     fabric: WhichFabric = None,
 ) -> None:
     """Take a link down and up again, in turn."""
@@ -86,23 +86,23 @@ def flap(
 
 @app.command()
 def silence(target: Target, lasting: For = None, one_way: OneWay = False, fabric: WhichFabric = None) -> None:
-    """Swallow every frame of a link, while both ends see it as up."""
+    """Drop every frame of a link, while both ends see it as up."""
     _inject(fabric, faults.Inject("silence", target, _for(lasting), one_way=one_way))
 
 
 @app.command()
 def delay(
     target: Target, lasting: For = None,
-    by: Annotated[str, typer.Option(help="How late each packet is, each way.")] = "10ms",
+    by: Annotated[str, typer.Option(help="Delay of each packet, each way.")] = "10ms",
     one_way: OneWay = False, fabric: WhichFabric = None,
 ) -> None:
-    """Hold back every packet of a link, where the kernel has netem."""
+    """Delay every packet of a link, if the kernel has netem."""
     _inject(fabric, faults.Inject("delay", target, _for(lasting), seconds(by, "--by"), one_way=one_way))
 
 
 @app.command("list")
 def list_(fabric: WhichFabric = None, json: Json = False) -> None:
-    """Show the faults that are there."""
+    """Show the present faults."""
     answer: Any = ask(socket_of(fabric), faults.Active(), CALL_SECONDS)[0]
     if json:
         print(plain_text.json_line(answer))
@@ -118,7 +118,7 @@ def list_(fabric: WhichFabric = None, json: Json = False) -> None:
 
 @app.command()
 def end(
-    number: Annotated[str, typer.Argument(metavar="NUMBER|all", help="As `netfold fault list` shows it.")],
+    number: Annotated[str, typer.Argument(metavar="NUMBER|all", help="Number in `netfold fault list`.")],
     fabric: WhichFabric = None,
 ) -> None:
     """End a fault now, or all."""

@@ -23,17 +23,17 @@ class Generated:
     """The options that go with --topo: engine, rates and injected faults."""
 
     switch: SwitchKind = "softswitch"
-    rate: Annotated[str | None, typer.Option(help="Rate of every link, in tc's units: 100mbit, 1gbit. With planes also "
-                                                  "one for each: 150mbit,75mbit.")] = None
+    rate: Annotated[str | None, typer.Option(help="Rate of every link, in tc's units: 100mbit, 1gbit. With planes, one "
+                                                  "rate or one for each: 150mbit,75mbit.")] = None
     loss: Annotated[float, typer.Option(help="Share of packets lost on every link, each way: 0..1.")] = 0.0
     duplicate: Annotated[float, typer.Option(help="Share of packets that arrive twice.")] = 0.0
     reorder: Annotated[float, typer.Option(help="Share of packets held back for others to overtake.")] = 0.0
     corrupt: Annotated[float, typer.Option(help="Share of packets changed between a host and its leaf.")] = 0.0
-    seed: Annotated[int, typer.Option(help="Seed of the faults: the same one hits the same packets.")] = 0
+    seed: Annotated[int, typer.Option(help="Seed of the faults: the same seed selects the same packets.")] = 0
     path_mtu: PathMtu = generate.PATH_MTU
-    faults: Annotated[bool | None, typer.Option("--faults/--no-faults", help="Compile the switches' program so that "
-                                                "`netfold fault` can make it lose, double, hold back and change "
-                                                "packets; default: in `netfold up` and `demo --page`.")] = None
+    faults: Annotated[bool | None, typer.Option("--faults/--no-faults",
+        help="Compile fault injection into the switches' program, for `netfold fault`; default: in `netfold up` and "
+             "`demo --page`.")] = None
 
     def options(self) -> generate.FabricOptions:
         """The same options as `fabric.generate` takes them."""

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def links(file: RunningFabric = None, controller: Address = None, json: Json = False) -> None:
-    """Probe every cable between switches and compare where it leads with the fabric's file.
+    """Probe every cable between switches and compare its ends with the fabric file.
 
-    Exit status 1 where one is in another port than the file says.
+    Exit status 1 if one is plugged into another port than in the file.
     """
 
     from netfold.cli.common import FAILED, awaited

@@ -13,9 +13,8 @@ import typer
 from netfold.cli.common import CANNOT, FAILED, fail, load
 from netfold.wire import faults
 
-WhichFabric = Annotated[str | None, typer.Option("--fabric", metavar="FABRIC.toml|NAME", help="Which fabric, where "
-                                                 "several run: by its name, file or folder; default: the one that "
-                                                 "runs, or whose prompt this is.")]
+WhichFabric = Annotated[str | None, typer.Option("--fabric", metavar="FABRIC.toml|NAME",
+    help="The running fabric, by its name, file or folder; default: the only one, or the one of this prompt.")]
 
 NAME_SECONDS = 5.0
 """Seconds for a fabric to say its name."""

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class OverMachines:
     """The options that go with --machines."""
 
-    machines: Annotated[Path | None, typer.Option("--machines", metavar="HOSTS.txt", help="Spread the fabric over the "
-                                                  "machines in this file, one a line: NAME [address=IPV4] "
-                                                  "[share=N]; docs/machines.md has options for them.")] = None
+    machines: Annotated[Path | None, typer.Option("--machines", metavar="HOSTS.txt",
+        help="Spread the fabric over the machines in this file, one per line: NAME [address=IPV4] [share=N]. "
+             "docs/machines.md has further options.")] = None
     launcher: Annotated[str, typer.Option("--launcher", hidden=True)] = "ssh"
     """ssh, srun, or a command in which {host} stands for a machine's name."""
     python: Annotated[str | None, typer.Option("--python", hidden=True)] = None

@@ -24,13 +24,13 @@ def fabric_(
     topo: Annotated[str, typer.Argument(metavar=TOPO_FORM)],
     generated: Generated = DEFAULTS,
     over: OverMachines = HERE,
-    export: Annotated[str | None, typer.Option("--export", metavar="containerlab|netlab", help="Write a topology file "
-                                               "of that tool, and the fabric's, into the folder --out.")] = None,
+    export: Annotated[str | None, typer.Option("--export", metavar="containerlab|netlab",
+        help="Write a topology file for this tool, and the fabric file, into the folder --out.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: standard output. With "
                                              "--machines or --export, a folder.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that differs from what is written.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file with other contents.")] = False,
 ) -> None:
-    """Write a FABRIC.toml to start from; with --machines, what each machine of a fabric over several runs."""
+    """Write a FABRIC.toml to start from; with --machines, each machine's part of the fabric."""
     if export is not None:
         if out is None or over != HERE:
             fail(CANNOT, "fabric --export: expected --out FOLDER, and no --machines")
@@ -103,12 +103,13 @@ def _describe(fabric: Fabric, over: OverMachines, out: Path | None, *, force: bo
 def plan(
     file: FabricFile = None,
     topo: Topo = None,
-    ranks: Annotated[str | None, typer.Option(help="Host names in order of ranks, with commas; default: all.")] = None,
+    ranks: Annotated[str | None, typer.Option(help="Host names in order of ranks, separated by commas; default: "
+                                                   "all.")] = None,
     per_host: Annotated[int, typer.Option("--ranks-per-host", min=1, help="Ranks that share each host's link.")] = 1,
-    entries: Annotated[bool, typer.Option("--entries", help="Every table entry, too.")] = False,
+    entries: Annotated[bool, typer.Option("--entries", help="Also show every table entry.")] = False,
     json: Json = False,
 ) -> None:
-    """Show the trees that a job would get, and the writes that this means, without touching any switch."""
+    """Show the trees that a job would get, and the writes to the switches, without touching any switch."""
     from netfold.cli import dryrun
     from netfold.fabric import trees
     from netfold.fabric.pools import Exhausted
@@ -133,9 +134,9 @@ def compile_(
     switch: SwitchKind = "softswitch",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")] = Path("build/p4"),
     path_mtu: PathMtu = PATH_MTU,
-    faults: Annotated[bool, typer.Option("--faults", help="As for a fabric of which a link has faults.")] = False,
+    faults: Annotated[bool, typer.Option("--faults", help="Compile fault injection into the program.")] = False,
 ) -> None:
-    """Compile the fold program: p4info, and what the switch loads."""
+    """Compile the fold program: p4info, and the file that the switch loads."""
     from google.protobuf import text_format
 
     from netfold.controller.switch import pipeline

@@ -12,8 +12,8 @@ from netfold.rpc.channel import CONTROLLER_VARIABLE
 
 TOPO_FORM: Final = "leafspine,LEAVES,SPINES,HOSTS|threetier,...|mesh,...|torus,...|file:PATH"
 FabricFile = Annotated[Path | None, typer.Argument(metavar="FABRIC.toml", help="The fabric's description.")]
-RunningFabric = Annotated[Path | None, typer.Argument(metavar="FABRIC.toml|NAME", help="The fabric's file, or the name "
-                                                      "of one that runs here; default: the one that runs.")]
+RunningFabric = Annotated[Path | None, typer.Argument(metavar="FABRIC.toml|NAME",
+    help="The fabric's file, or the name of a running fabric; default: the running one.")]
 Topo = Annotated[str | None, typer.Option("--topo", metavar=TOPO_FORM,
                                           help="Generate the fabric instead of reading it: leafspine,LEAVES,SPINES,"
                                                "HOSTS, threetier,PODS,LEAVES,AGGS,SPINES,HOSTS, mesh,ROWS,COLUMNS, "
@@ -21,17 +21,17 @@ Topo = Annotated[str | None, typer.Option("--topo", metavar=TOPO_FORM,
                                                "triple, before it makes two or three planes with the same hosts.")]
 SwitchKind = Annotated[str, typer.Option("--switch", help="softswitch, or bmv2 (simple_switch_grpc and p4c on PATH).")]
 PathMtu = Annotated[int, typer.Option(help="Payload bytes of a data packet: 1024, or 4096 over jumbo frames.")]
-FabricOption = Annotated[Path | None, typer.Option("--fabric", metavar="FABRIC.toml|NAME", help="The fabric's file, or "
-                                                   "the name of one that runs here; default: the one that runs.")]
+FabricOption = Annotated[Path | None, typer.Option("--fabric", metavar="FABRIC.toml|NAME",
+    help="The fabric's file, or the name of a running fabric; default: the running one.")]
 Address = Annotated[str | None, typer.Option(help=f"The controller's gRPC address; default: ${CONTROLLER_VARIABLE}.")]
-Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but results and errors.")]
-Probe = Annotated[float | None, typer.Option(help="Seconds between probes of links between switches; 0: none; instead "
-                                               "of the fabric's.")]
-Misses = Annotated[int | None, typer.Option(help="Probes lost in a row before a link is down; instead of "
-                                              "the fabric's.")]
-Steady = Annotated[float | None, typer.Option(help="Seconds that a switch or link must be up again before "
-                                                "running jobs use it; instead of the fabric's.")]
-Metrics = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Serve a web page, and metrics for Prometheus "
-                                                                     "at /metrics; instead of the fabric's.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log details.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")]
+Probe = Annotated[float | None, typer.Option(help="Seconds between probes of links between switches; 0: none. "
+                                                  "Overrides the fabric file.")]
+Misses = Annotated[int | None, typer.Option(help="Lost probes in a row after which a link is down. Overrides the "
+                                                 "fabric file.")]
+Steady = Annotated[float | None, typer.Option(help="Seconds that a switch or link must be up again before running jobs "
+                                                   "use it. Overrides the fabric file.")]
+Metrics = Annotated[str | None, typer.Option(metavar="HOST:PORT",
+    help="Serve a web page, and metrics for Prometheus at /metrics. Overrides the fabric file.")]

@@ -26,7 +26,7 @@ paths = typer.Typer(no_args_is_help=True, help="Show and change which paths pack
 def show(
     fabric: FabricOption = None,
     controller: Address = None,
-    pins: Annotated[bool, typer.Option("--pins", help="Every source port at every switch, too.")] = False,
+    pins: Annotated[bool, typer.Option("--pins", help="Also show every source port at every switch.")] = False,
     json: Json = False,
 ) -> None:
     """Show the mode of every leaf, and every uplink: up, drained, suspect."""
@@ -38,12 +38,12 @@ def show(
 @paths.command()
 def mode(
     mode: Annotated[str, typer.Argument(help="pinned, ecmp, or spray.")],
-    leaves: Annotated[list[str] | None, typer.Argument(metavar="LEAF", help="Default: all.")] = None,
+    leaves: Annotated[list[str] | None, typer.Argument(metavar="LEAF", help="Names of leaves; default: all.")] = None,
     fabric: FabricOption = None,
     controller: Address = None,
     json: Json = False,
 ) -> None:
-    """Say how RoCE packets to these leaves choose their uplinks.
+    """Set how RoCE packets to these leaves choose their uplinks.
 
     pinned: by their source port, as planned; others are hashed, and counted. ecmp: by a hash of addresses and ports.
     spray: at random, packet by packet.
@@ -63,10 +63,10 @@ def planner(
     controller: Address = None,
     json: Json = False,
 ) -> None:
-    """Say how flows between hosts are cut over paths, until the controller ends; the fabric file has the default.
+    """Set how flows between hosts are split over paths, until the controller ends; the fabric file has the default.
 
-    equal_split cuts flows of one step into equal pieces; unequal flows, and what goes around dead links, are cut into
-    the fewest pieces all the same.
+    equal_split splits flows of one step into equal pieces; unequal flows, and flows around dead links, are still split
+    into the fewest pieces.
     """
     from netfold.controller.paths.path_service import SetPlanner
     from netfold.fabric.graph import PlannerName
@@ -78,15 +78,15 @@ def planner(
 
 @paths.command("set")
 def set_(
-    switch: Annotated[str, typer.Argument(help="Where.")],
+    switch: Annotated[str, typer.Argument(help="The switch at which the packets choose.")],
     leaf: Annotated[str, typer.Argument(help="The destination leaf.")],
     source_port: Annotated[int, typer.Argument(help="UDP source port, as `netfold paths show --pins` lists them.")],
-    port: Annotated[int, typer.Argument(help="The port to leave by; 0: as planned.")],
+    port: Annotated[int, typer.Argument(help="The outgoing port; 0: as planned.")],
     fabric: FabricOption = None,
     controller: Address = None,
     json: Json = False,
 ) -> None:
-    """Send what goes to a leaf by one source port over another uplink than planned."""
+    """Send packets with one source port to a leaf over another uplink than planned."""
     from netfold.controller.paths.path_service import SetPin
 
     _ask("SetPin", SetPin(switch, leaf, source_port, port), fabric, controller, pins=True, json=json)

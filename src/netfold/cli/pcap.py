@@ -38,16 +38,16 @@ _SO_ATTACH_FILTER: Final = 26
 def pcap(
     target: Annotated[str | None, typer.Argument(metavar="LINK|SWITCH|all", help="leaf1:3, leaf1-spine1, h3, spine1, "
                                                  "all.")] = None,
-    write: Annotated[str | None, typer.Option("-w", "--write", metavar="FILE", help="pcapng; - for standard output; "
-                                              "default: one named after the target.")] = None,
-    ring: Annotated[str | None, typer.Option(metavar="SIZE", help="Keep the last 100MB or so, in ten files.")] = None,
+    write: Annotated[str | None, typer.Option("-w", "--write", metavar="FILE",
+        help="A pcapng file; -: standard output; default: a file named after the target.")] = None,
+    ring: Annotated[str | None, typer.Option(metavar="SIZE", help="Keep about the last 100MB, in ten files.")] = None,
     lasting: Annotated[str | None, typer.Option("--for", metavar="DURATION", help="500ms, 10s, 2m; default: until "
                                                 "Ctrl-C.")] = None,
-    filter_: Annotated[str | None, typer.Option("--filter", metavar="EXPRESSION", help="As tcpdump takes it: 'udp port "
-                                                "4791 or udp portrange 18432-19455'.")] = None,
+    filter_: Annotated[str | None, typer.Option("--filter", metavar="EXPRESSION",
+        help="A filter in tcpdump's syntax: 'udp port 4791 or udp portrange 18432-19455'.")] = None,
     snap: Annotated[int, typer.Option(min=64, max=1 << 18, help="Bytes kept of each packet.")] = 1 << 18,
-    whole: Annotated[bool, typer.Option("--whole", help="Leave super-packets as they are, not cut into the segments "
-                                        "that a wire would have shown.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Keep super-packets whole; default: cut into segments, as they "
+                                                        "would be on a wire.")] = False,
     dissector: Annotated[bool, typer.Option("--dissector", help="Print the path of the dissector for Wireshark and "
                                             "tshark (-X lua_script:PATH).")] = False,
     fabric: WhichFabric = None,

@@ -22,16 +22,15 @@ if TYPE_CHECKING:
 @with_groups
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The program and its arguments.")],
-    ranks: Annotated[int | None, typer.Option("-np", "--ranks", help="How many; default: one on every "
-                                       "host; more than there are hosts puts several on each.")] = None,
+    ranks: Annotated[int | None, typer.Option("-np", "--ranks", help="Number of ranks; default: one on every host. "
+                                                                     "More ranks than hosts: several on each.")] = None,
     topo: Annotated[str | None, typer.Option("--topo", metavar=TOPO_FORM,
-                                             help="Bring this fabric up for the run, as `netfold up --topo` takes it; "
-                                                  "dual or triple before it for planes.")] = None,
-    fabric: Annotated[list[Path] | None, typer.Option(metavar="FABRIC.toml|NAME", help="A fabric that is up in "
-                                                      "Mininet; given again: its other planes; default: the one "
-                                                      "whose prompt this is.")] = None,
-    rails: Annotated[str | None, typer.Option(metavar="KIND@PLANE+...", help="With planes: what carries an allreduce, "
-                                              "innet@a+tcp@b; default: $NETFOLD_RAILS, or innet on every plane.")
+                                             help="Start this fabric for the run, with the syntax of `netfold up "
+                                                  "--topo`; dual or triple before it: with planes.")] = None,
+    fabric: Annotated[list[Path] | None, typer.Option(metavar="FABRIC.toml|NAME",
+        help="A fabric that runs in Mininet; repeat for its other planes; default: the one of this prompt.")] = None,
+    rails: Annotated[str | None, typer.Option(metavar="KIND@PLANE+...",
+        help="With planes: the rails of an allreduce, innet@a+tcp@b; default: $NETFOLD_RAILS, or innet on every plane.")
                      ] = None,
     paths: Annotated[str | None, typer.Option(help="How packets between hosts choose their paths: planned, hashed, "
                                               "spray, reps; default: $NETFOLD_PATHS, or planned.")] = None,
@@ -39,11 +38,11 @@ def run(
     over: OverMachines = HERE,
     metrics: Metrics = None,
     job: Annotated[str, typer.Option(help="The job's name.")] = "run",
-    grace: Annotated[float, typer.Option(help="Seconds for the other ranks once one has failed.")] = 15.0,
-    timeout: Annotated[float | None, typer.Option(help="Seconds for all of it; default: no end.")] = None,
+    grace: Annotated[float, typer.Option(help="Seconds for the other ranks to end once one has failed.")] = 15.0,
+    timeout: Annotated[float | None, typer.Option(help="Seconds for the whole run; default: no limit.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run a program on the hosts of a fabric, one rank each, with all that netfold, torch and gloo want to know.
+    """Run a program on the hosts of a fabric, one rank each, with the variables of netfold, torch and gloo.
 
     RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME, NETFOLD_JOB, NETFOLD_ADDRESS,
     NETFOLD_CONTROLLER, NETFOLD_PLANES and, with planes, NETFOLD_RAILS are set, NETFOLD_PATHS by --paths; each line of

@@ -35,13 +35,14 @@ def ethereal(
     sizes: Annotated[str, typer.Option(help="MB on each rank, by commas.")] = "1,4,16,64",
     states: Annotated[str, typer.Option(help="all, or by commas: healthy, link breaks, link is out.")] = "all",
     links: Annotated[str, typer.Option(help="How many cables break or are out, by commas.")] = "1",
-    rto: Annotated[float, typer.Option(help="Seconds of all schemes' time-outs; the authors have 1 ms.")] = 1e-3,
-    seeds: Annotated[str, typer.Option(help="By commas.")] = "1",
+    rto: Annotated[float, typer.Option(help="Time-out of all schemes, in seconds; the authors use 1 ms.")] = 1e-3,
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "1",
     scale: Annotated[bool, typer.Option("--scale", help="Also 16,384 hosts in the fluid simulator (minutes, 3 GB).")]
     = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: joblib's, or all cores.")] = None,
-    engine: Annotated[str, typer.Option(help="Where: loky, threading, dask=HOST:PORT, ray or ray=ADDRESS.")] = "loky",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run with this --out was ended.")] = False,
+    engine: Annotated[str, typer.Option(help="Backend of the processes: loky, threading, dask=HOST:PORT, ray or "
+                                             "ray=ADDRESS.")] = "loky",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run with the same --out.")] = False,
     short: Annotated[bool, typer.Option("--short", help="64 hosts, 1 MB and one model: half a minute.")] = False,
 ) -> None:
     """Draw Ethereal's comparison again: split, pinned flows against spraying, REPS and ECMP, also when links fail."""
@@ -76,7 +77,7 @@ def smp(
     machines: Annotated[str, typer.Option(help="Numbers of machines, powers of two, by commas.")] = "4,8,16,32",
     cores: Annotated[int, typer.Option(help="Ranks of a machine, a power of two.")] = 4,
     sizes: Annotated[str, typer.Option(help="KiB of the tensor, by commas.")] = "4,16,64,256,1024,4096",
-    seeds: Annotated[str, typer.Option(help="Of the ring's random order, by commas.")] = "1,2,3",
+    seeds: Annotated[str, typer.Option(help="Seeds of the ring's random order, separated by commas.")] = "1,2,3",
 ) -> None:
     """Draw Patarasuk and Yuan's comparison again: SMP-binomial, SMP-butterfly, butterfly and rings in order and not."""
     from netfold.sim import smp as paper
@@ -135,13 +136,13 @@ def mesh(
 
 @simulations.command(name="fabric")
 def fabric_(
-    topo: Annotated[str, typer.Argument(metavar=TOPO_FORM, help="As `netfold up --topo` takes it.")],
+    topo: Annotated[str, typer.Argument(metavar=TOPO_FORM, help="The fabric, with the syntax of `netfold up --topo`.")],
     collectives: Annotated[str, typer.Option(help="all, or names, by commas.")] = "all",
     schemes: Annotated[str, typer.Option(help="all, or by commas: netfold, ethereal, spray, ecmp.")] = "all",
     size: Annotated[int, typer.Option(min=1, help="KiB on each host.")] = 16 << 10,
-    rate: Annotated[str, typer.Option(help="Rate of links for which the topology states none.")] = "400gbit",
+    rate: Annotated[str, typer.Option(help="Rate of links without a rate in the topology.")] = "400gbit",
     delay: Annotated[float, typer.Option(min=0, help="Seconds over each link.")] = 500e-9,
-    seeds: Annotated[str, typer.Option(help="Of hashed flows, by commas.")] = "1,2,3",
+    seeds: Annotated[str, typer.Option(help="Seeds of hashed flows, separated by commas.")] = "1,2,3",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for fabric.csv; default: none.")] = None,
 ) -> None:
     """Collectives on any fabric: planned paths against spraying and hashing, unequal links, meshes and tori too."""

@@ -30,9 +30,10 @@ EVENTS: Final = 8
 def top(
     file: RunningFabric = None,
     controller: Address = None,
-    interval: Annotated[float, typer.Option("-d", "--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
-    rounds: Annotated[int | None, typer.Option("-n", "--rounds", min=1, help="Looks; default: until Ctrl-C.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="One look, for scripts: the same as -n 1.")] = False,
+    interval: Annotated[float, typer.Option("-d", "--interval", min=0.1, help="Seconds between two readings.")] = 1.0,
+    rounds: Annotated[int | None, typer.Option("-n", "--rounds", min=1,
+        help="Number of readings; default: until Ctrl-C.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="One reading, for scripts: the same as -n 1.")] = False,
     json: Json = False,
 ) -> None:
     """Watch a running fabric: what links carry, slots in use, jobs with trees and progress, and what happens.

@@ -14,7 +14,8 @@ from netfold.plain_text import clean
 
 
 def flight(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What NETFOLD_FLIGHT named when the ranks ran.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that NETFOLD_FLIGHT named when the ranks "
+                                                                  "ran.")],
 ) -> None:
     """Compare the flight recorders of all ranks: where each one is, which are behind, which wrote no file."""
     from netfold.cli.flights import compare, read

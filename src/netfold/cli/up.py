@@ -30,13 +30,14 @@ def up(
     misses: Misses = None,
     steady: Steady = None,
     metrics: Metrics = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Serve where other machines reach it even without token "
-                                                              "and TLS, and speak P4Runtime in the clear.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds for all switches to come up.")] = 60.0,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow addresses that other machines can reach "
+                                                              "without token and TLS, and P4Runtime without "
+                                                              "encryption.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds for all switches to start.")] = 60.0,
     standby: Annotated[bool, typer.Option("--standby", help="Wait until the controller of FABRIC.toml has died, then "
                                                             "take over, and serve jobs at its `standby` address.")
                        ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be written to the switches of "
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the writes to the switches of "
                                                             "FABRIC.toml.")] = False,
     verbose: Verbose = False,
 ) -> None:

@@ -24,11 +24,11 @@ def compile_command(
     c: Annotated[Path | None, CliOption("-o", "--c", metavar="FILE", help="Write the generated C here.")] = None,
     preprocessed: Annotated[
         Path | None,
-        CliOption(metavar="FILE", help="Write the P4 text here that a controller pushes as p4_device_config."),
+        CliOption(metavar="FILE", help="Write here the P4 text that a controller pushes as p4_device_config."),
     ] = None,
     json: Annotated[
         Path | None,
-        CliOption(metavar="FILE", help="Write BMv2's JSON here: what control planes read, and the P4 text."),
+        CliOption(metavar="FILE", help="Write here BMv2's JSON for control planes, which includes the P4 text."),
     ] = None,
     dump_ir: Annotated[bool, CliOption("--dump-ir", help="Print the typed IR.")] = False,
     define: Defines = None,

@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 def examples(
     folder: Annotated[
-        Path, CliArgument(metavar="DIR", help="Where to; made where it is missing.")
+        Path, CliArgument(metavar="DIR", help="Target directory; created if absent.")
     ] = Path("examples"),
 ) -> None:
     """Copy the examples: P4 programs, their controllers, and a script that makes hosts around them."""

@@ -19,18 +19,19 @@ def explain(
     program: Program,
     packet: Annotated[
         list[str] | None,
-        CliOption(metavar="HEX|FILE.pcap", help="A frame from its Ethernet header on, or all of a file; repeat."),
+        CliOption(metavar="HEX|FILE.pcap", help="A frame from its Ethernet header on, or a file of frames; may be "
+                                                "repeated."),
     ] = None,
-    port: Annotated[int, CliOption(min=0, max=510, help="Where the frames come in.")] = 1,
+    port: Annotated[int, CliOption(min=0, max=510, help="Port at which the frames arrive.")] = 1,
     entries: Annotated[
         list[Path] | None,
         CliOption(metavar="FILE", help="Table entries: NAME.stf a packet test (with its packets, where no --packet "
                                        "is given), NAME.json as in p4lang's tutorials, else commands of "
-                                       "simple_switch_CLI; repeat."),
+                                       "simple_switch_CLI; may be repeated."),
     ] = None,
     cpu_port: Annotated[int | None, CliOption(min=1, max=510, help="Port number of the controller.")] = None,
-    seed: Annotated[int, CliOption(min=0, help="Of random().")] = 1,
-    as_json: Annotated[bool, CliOption("--json", help="Print JSON, one object a frame.")] = False,
+    seed: Annotated[int, CliOption(min=0, help="Seed of random().")] = 1,
+    as_json: Annotated[bool, CliOption("--json", help="Print JSON, one object per frame.")] = False,
     page: Annotated[
         Path | None,
         CliOption(metavar="FILE.html", help="Write a page that shows the frames' way through the source."),

@@ -12,8 +12,8 @@ from softswitch.cli.options import CliArgument, CliOption, fail
 
 
 def tools(
-    folder: Annotated[Path, CliArgument(metavar="DIR", help="Where the programs go; made if missing.")],
-    force: Annotated[bool, CliOption("--force", help="Replace files of these names that others wrote.")] = False,
+    folder: Annotated[Path, CliArgument(metavar="DIR", help="Directory for the programs; created if absent.")],
+    force: Annotated[bool, CliOption("--force", help="Replace existing files of these names.")] = False,
 ) -> None:
     """Write p4c-bm2-ss, p4c, simple_switch, simple_switch_grpc and simple_switch_CLI, which run softswitch, into DIR.
 

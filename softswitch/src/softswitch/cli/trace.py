@@ -13,11 +13,11 @@ from softswitch.cli.options import CliArgument, CliOption, TraceStyle, fail
 
 def trace(
     file: Annotated[Path, CliArgument(metavar="FILE", help="A recording that `softswitch run --trace FILE` made.")],
-    style: Annotated[TraceStyle, CliOption("--format", help="How to show it.")] = TraceStyle.text,
+    style: Annotated[TraceStyle, CliOption("--format", help="Output format.")] = TraceStyle.text,
     packet: Annotated[
-        list[int] | None, CliOption("--packet", metavar="N", min=0, help="Only this packet; repeat.")
+        list[int] | None, CliOption("--packet", metavar="N", min=0, help="Show only this packet; may be repeated.")
     ] = None,
-    drops: Annotated[bool, CliOption("--drops", help="Only packets of which a copy was dropped.")] = False,
+    drops: Annotated[bool, CliOption("--drops", help="Show only packets of which a copy was dropped.")] = False,
 ) -> None:
     """Show what happened to recorded packets."""
     from softswitch.trace.program import TraceError
