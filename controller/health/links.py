@@ -222,20 +222,21 @@ class Links:
         counted  whether the loss of these probes counts against their links
         short    whether short ones are sent as well
         now      seconds of the clock by which `receive` is told when they arrive"""
-        self._sequence = self._sequence + 1 & roce.PSN_MASK
-        self._sent[self._sequence] = now
+        sequence = self._sequence = self._sequence + 1 & roce.PSN_MASK  # another round may begin before this one ends
+        self._sent[sequence] = now
         if len(self._sent) > _SENT_REMEMBERED:
             del self._sent[next(iter(self._sent))]
         numbers = self._allowed_misses if only is None else sorted(self._allowed_misses.keys() & set(only))
-        changes = {nbytes: _icrc_change(self._sequence, nbytes) for nbytes in self._padding}
+        changes = {nbytes: _icrc_change(sequence, nbytes) for nbytes in self._padding}
         for number, direction in ((number, direction) for number in numbers for direction in (0, 1)):
             sender, receiver = self._directions[number, direction]
             if sender.node in up and receiver.node in up:
                 if self._missed[number, direction] and short:
-                    yield Probe(sender.node, sender.port, self._frame((number, direction), _PAYLOAD.size, changes))
+                    yield Probe(sender.node, sender.port,
+                                self._frame((number, direction), sequence, _PAYLOAD.size, changes))
                 self._missed[number, direction] += counted
                 yield Probe(sender.node, sender.port,
-                            self._frame((number, direction), self._fabric.path_mtu, changes))
+                            self._frame((number, direction), sequence, self._fabric.path_mtu, changes))
             else:
                 self._forget((number, direction))
 
@@ -276,14 +277,15 @@ class Links:
         arp = _ARP.pack(1, _ETHERTYPE_IPV4, 6, 4, 1, mine, bytes(4), nobody, IPv4Address(host.address).packed)
         return (mac_bytes(host.mac) + mine + struct.pack("!H", _ETHERTYPE_ARP) + arp).ljust(_LEAST_FRAME, b"\0")
 
-    def _frame(self, direction: Direction, nbytes: int, changes: Mapping[int, int]) -> bytes:
-        """This round's probe with a payload of ``nbytes``.
+    def _frame(self, direction: Direction, sequence: int, nbytes: int, changes: Mapping[int, int]) -> bytes:
+        """A round's probe with a payload of ``nbytes``.
 
-        changes  what the round's PSN changes of the ICRC, by bytes of the payload"""
+        sequence  the round's PSN
+        changes   what that changes of the ICRC, by bytes of the payload"""
         if (template := self._templates.get((direction, nbytes))) is None:
             template = self._templates[direction, nbytes] = self._template(direction, nbytes)
         icrc = (template.icrc ^ changes[nbytes]).to_bytes(roce.ICRC_BYTES, "little")
-        psn = self._sequence.to_bytes(4, "big")
+        psn = sequence.to_bytes(4, "big")
         return b"".join((template.before, psn, template.behind, self._padding[nbytes], icrc))
 
     def _template(self, direction: Direction, nbytes: int) -> _Template:

@@ -15,6 +15,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from netfold.controller.health.damping import FlapDamping
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("netfold.controller")
 
+AT_ONCE: Final = 512
+"""Probes that are made, or processed, in one turn of the event loop: some 5 ms."""
 DOWN_INTERVAL: Final = 0.5
 """Seconds between probes of links that are down, if the fabric turns other probes off."""
 SUSPECT_INTERVAL: Final = 0.03
@@ -238,7 +241,7 @@ class Liveness:
     async def links_respond(self, links: Collection[int], within: float) -> bool:
         """True if new probes come through all these links, both ways, within the given seconds.  A probe lost here does
         not count against its link, since a long queue may delay it."""
-        self._listen()  # probes that have arrived so far do not count
+        await self._listen()  # probes that have arrived so far do not count
         before, clock = self._links.arrived(), asyncio.get_running_loop().time
         again, end = clock(), clock() + within
         while silent := {number for number in links if not self._links.arrived_since(before, number)}:
@@ -248,14 +251,14 @@ class Liveness:
                 await self._send(silent, counted=False)
                 again = clock() + REPEAT_INTERVAL
             await asyncio.sleep(SUSPECT_INTERVAL)
-            self._listen()
+            await self._listen()
         return True
 
     async def discover(self) -> dict[End, End]:
         """Where the links between switches lead, found by probes sent now: the receiving end, by the sending end.
 
         An end whose probes arrive nowhere within DISCOVER_TIMEOUT is left out; its losses do not count."""
-        self._listen()  # probes that have arrived so far do not count
+        await self._listen()  # probes that have arrived so far do not count
         self._links.seen.clear()
         clock, up = asyncio.get_running_loop().time, [t.name for t in self._targets.values() if t.is_up]
         end = again = clock()
@@ -267,7 +270,7 @@ class Liveness:
                 await self._send(unseen, counted=False)  # some links lose packets, on purpose or not
                 again = clock() + REPEAT_INTERVAL
             await asyncio.sleep(SUSPECT_INTERVAL)
-            self._listen()
+            await self._listen()
         return dict(self._links.seen)
 
     async def close(self) -> None:
@@ -287,7 +290,7 @@ class Liveness:
         try:
             if self._control.judged & self._suspects:
                 await self._control.consider(stalled=self._suspects)
-            self._listen()
+            await self._listen()
             before, answered, late, began = self._links.arrived(), False, False, clock()
             while self._suspects:
                 end = clock() + SUSPECT_INTERVAL * (2 if late else 1)
@@ -333,11 +336,11 @@ class Liveness:
         witnesses = self._silent.witnesses(self._suspects)
         await self._send(self._suspects, counted=counted, short=counted, wake=counted, witnesses=witnesses)
         await asyncio.sleep(least)
-        self._listen()
+        await self._listen()
         end = clock() + min(MOST_TICK - least, SUSPECT_INTERVAL)
         while clock() < end and not self._silent.is_over(self._suspects, witnesses, arrived):
             await asyncio.sleep(POLL)
-            self._listen()
+            await self._listen()
         answers = {number for number in self._suspects if self._links.arrived_since(before, number)}
         self._answered.update(dict.fromkeys(answers, clock()))
         self._suspects -= answers
@@ -347,14 +350,16 @@ class Liveness:
         return bool(answers)
 
     async def _probe(self, only: Collection[int] | None) -> None:
-        self._listen()
+        await self._listen()
         await self._excuses.consider()
         stuck, self._stuck = self._stuck, set()
         await self._control.consider(self._links.about_to_be_lost(), stuck)
         await self._send(only)
         self._compare()
 
-    def _listen(self) -> None:
+    async def _listen(self) -> None:
+        """Process what has come in, in as many turns of the event loop as that takes."""
+        count = 0
         for name, target in self._targets.items():
             if not target.is_heard:
                 continue
@@ -365,6 +370,9 @@ class Liveness:
                 if problem and problem not in self._miswired:
                     self._miswired.add(problem)
                     log.error("%s", problem)
+                count += 1
+                if count % AT_ONCE == 0:
+                    await asyncio.sleep(0)
 
     async def _send(
         self, only: Collection[int] | None, *, counted: bool = True, short: bool = True, wake: bool = True,
@@ -375,14 +383,20 @@ class Liveness:
         up = {target.name: target.client for target in self._targets.values() if target.is_heard}
         doubtful = self._links.down() | self._suspects if wake else frozenset()
         now = time.monotonic()
-        by_switch: defaultdict[str, list[Probe]] = defaultdict(list)
-        for probe in (
-            *self._links.arp_probes(up, doubtful),
-            *self._links.round(up, only, counted=counted, short=short, now=now),
-            *self._links.round(up, witnesses, counted=False, short=False, now=now),
-        ):
-            by_switch[probe.switch].append(probe)
-        await asyncio.gather(*(self._send_from(up[name], probes) for name, probes in by_switch.items()))
+        probes = chain(
+            self._links.arp_probes(up, doubtful),
+            self._links.round(up, only, counted=counted, short=short, now=now),
+            self._links.round(up, witnesses, counted=False, short=False, now=now),
+        )
+        sending: list[asyncio.Task[None]] = []
+        while some := list(islice(probes, AT_ONCE)):
+            if sending:
+                await asyncio.sleep(0)
+            by_switch: defaultdict[str, list[Probe]] = defaultdict(list)
+            for probe in some:
+                by_switch[probe.switch].append(probe)
+            sending += [asyncio.create_task(self._send_from(up[name], those)) for name, those in by_switch.items()]
+        await asyncio.gather(*sending)
 
     async def _send_from(self, client: Client, probes: Collection[Probe]) -> None:
         """Send probes out of ports of one switch, as far as it takes them at once."""

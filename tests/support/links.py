@@ -69,7 +69,7 @@ async def rounds(controller: Controller, number: int, *, pulled: str = "") -> se
             async with asyncio.timeout(TRAVEL):
                 while any(count for (n, _), count in liveness._links._missed.items() if links[n].a != pulled):
                     await asyncio.sleep(0.005)  # between looks at what has come
-                    liveness._listen()
+                    await liveness._listen()
     return {links[n].a for n in liveness._links.down()}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -45,6 +46,52 @@ async def inquiry(r: Rig) -> None:
     task = r.controller.liveness._suspect_task
     assert task is not None
     await task
+
+
+def test_a_round_of_probes_takes_as_many_turns_of_the_loop_as_it_has_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No turn sends more than its share, every probe is sent once, and all that arrive count, though a round of
+    suspects comes between."""
+    monkeypatch.setattr("netfold.controller.health.liveness.AT_ONCE", 3)
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            Cables(r.fabric, r.switches)
+            liveness, turn, sent = r.controller.liveness, [0], list[tuple[int, str, int]]()
+
+            def noted(name: str) -> None:
+                sends = r.switches[name].sends
+
+                def note(port: int, frame: bytes) -> None:
+                    sent.append((turn[0], name, port))
+                    sends(port, frame)
+
+                r.switches[name].sends = note
+
+            async def count() -> None:
+                while True:
+                    turn[0] += 1
+                    await asyncio.sleep(0)
+
+            for name in r.switches:
+                noted(name)
+            counting = asyncio.create_task(count())
+            await liveness.check()
+            counting.cancel()
+            by_turn = Counter(when for when, *_ in sent)
+            assert max(by_turn.values()) == 3
+            assert sorted((name, port) for _, name, port in sent) == sorted(
+                end for link in r.fabric.links for end in link.ends if {e.node for e in link.ends} <= r.switches.keys())
+            first = asyncio.create_task(liveness.check())
+            await asyncio.sleep(0)
+            await liveness._send({link_between(r.fabric, "leaf2", "spine2")})
+            await first
+            await liveness._listen()
+            assert set(liveness._links.arrived().values()) == {2, 3}
+            assert liveness._links.missing() == {}
+
+    run(story())
 
 
 # ---- suspects --------------------------------------------------------------------------------------------------------
