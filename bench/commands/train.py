@@ -74,6 +74,7 @@ def spec(
     *, model: str, backends: str, beside: str, lane_bits: str, ranks: int, topo: str, engine: Engine, rate: str,
     loss: float, rails: int, width: int, layers: int, layer_seconds: float, batch: int, bucket_mb: float,
     learning_rate: float, steps: int, warmup: int, rounds: int, path_mtu: int, seed: int, timeout: float,
+    record: Path | None = None,
 ) -> TrainSpec:
     """Check the options of the command line.  Raises ValueError, which names the option."""
     if model not in MODELS:
@@ -129,7 +130,7 @@ def spec(
         model, tuple(dict.fromkeys(asked)), beside, ranks, int(leaves), int(spines), engine,
         None if rate == UNSHAPED else rate, loss, rails, width or usual_width, layers, layer_seconds,
         batch or usual_batch, bucket_mb, learning_rate, steps, warmup, rounds,
-        path_mtu, seed, timeout,
+        path_mtu, seed, timeout, "" if record is None else str(record.resolve()),
     )
 
 
@@ -146,6 +147,8 @@ def run(
     if newest and tuple(map(int, version("torch").split(".")[:2])) < (2, 6):
         raise ValueError(f"--backends {','.join(newest)}: torch {version('torch')} has no fully_shard: expected 2.6 or "
                          "later")
+    if spec.record:
+        Path(spec.record).mkdir(parents=True, exist_ok=True)
     import mininet  # noqa: F401  # raises an error that says what to install, before anything is started
 
     sandbox.enter()
@@ -160,10 +163,11 @@ def run(
     return rows
 
 
-def _command(spec: TrainSpec, way: Way, lane_bits: int, turn: int = 0) -> TrainCommand:
+def _command(spec: TrainSpec, way: Way, lane_bits: int, turn: int = 0, record: str = "") -> TrainCommand:
     return TrainCommand(
         way, spec.model, spec.width, spec.batch, spec.ranks, spec.steps, spec.warmup, spec.seed, lane_bits,
         spec.learning_rate, spec.bucket_mb, PORT + turn, spec.timeout, spec.layers, spec.layer_seconds,
+        record,
     )
 
 
@@ -260,7 +264,8 @@ def _turn(
     way = next(way for way in get_args(Way) if way == name.removesuffix(ON_FABRIC))
     group = workers[network_of(name)]
     before = sum(map(cpu_seconds, switches))
-    group.send(msgspec.json.encode(_command(spec, way, bits, number)))
+    record = str(Path(spec.record, f"{name}-{bits}.json")) if spec.record else ""
+    group.send(msgspec.json.encode(_command(spec, way, bits, number, record)))
     lines = group.receive(_patience(spec))
     done = spec.steps + spec.warmup + PROBES + 1
     spent = (sum(map(cpu_seconds, switches)) - before) / done if network_of(name) == "fabric" else 0.0

@@ -65,6 +65,8 @@ class TrainSpec:
     path_mtu: int
     seed: int
     timeout: float
+    record: str = ""
+    """Folder for the ranks' recordings of the last round; empty: none are made."""
 
 
 class TrainRow(msgspec.Struct, frozen=True):

@@ -112,7 +112,11 @@ def rank_turn(command: TrainCommand) -> TrainResult:
         for _ in range(2)
     )
     elements = sum(p.numel() for p in alone.model.parameters())
-    with opened(command, task) as trainer:
+    with opened(command, task) as trainer, contextlib.ExitStack() as recorded:
+        if command.record:
+            import netfold.torch
+
+            recorded.enter_context(netfold.torch.record(command.record, skip=command.warmup - 1, steps=command.steps))
         found = train(command, task, trainer, rank, command.world)
         if not all(torch.isfinite(torch.tensor(found.losses))):
             raise WrongData(f"rank {rank}, {command.way}: the losses are {found.losses}: expected numbers")

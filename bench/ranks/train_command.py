@@ -50,6 +50,8 @@ class TrainCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Layers of the model that are ``width`` wide."""
     layer_seconds: float = 0.0
     """Seconds that each of these layers sleeps forward, and again backward, as if an accelerator computed it."""
+    record: str = ""
+    """Where each rank records its timed steps for `netfold what-if`; empty: nowhere."""
 
 
 class TrainResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

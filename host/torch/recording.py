@@ -294,7 +294,7 @@ class Recording:
             since = begin
             for one in pending:
                 work, number = self._held.get(one, (None, 0))
-                if work is not None and work.is_completed():
+                if work is not None and _has_result(work):
                     del self._held[one]
                     self.trace.waited(number, since)
                     since = self.trace.clock()
@@ -334,6 +334,12 @@ def record(path: Path | str, *, skip: int = SKIPPED, steps: int = RECORDED) -> R
     Raises ValueError for numbers that are too small, and where a recording is under way.
     """
     return Recording(path, skip=skip, steps=steps)
+
+
+def _has_result(work: Any) -> bool:
+    """Whether nobody would wait for a work's future: torch's own works say later than their futures that they are
+    done."""
+    return bool(work.is_completed() if isinstance(work, TorchWork) else work.get_future().done())
 
 
 def _group(group: Any) -> TracedGroup:

@@ -35,7 +35,7 @@ class ReplayOutcome:
     exposed: Mapping[str, float]
     """Seconds that are waited for collectives, by their kind."""
     communication: float
-    """Seconds that collectives take, each by itself: what of it is not exposed was hidden behind computing."""
+    """Seconds that a rank's collectives take, each by itself: what of it is not exposed was hidden behind computing."""
     link_bytes: NDArray[np.float64]
     """float64[directed links]: bytes, headers included, of both planes."""
 
@@ -127,9 +127,9 @@ def replay(program: TrainingProgram, fabric: RankFabric, way: WhatIfWay, *, seed
         for phase in known[operation]:
             for resource, load in phase.loads.items():
                 carried[resource] += load / program.steps
-            alone += phase.latency + max((load / fabric.capacity[resource] for resource, load in phase.loads.items()),
-                                         default=0.0)
+            alone += len(operation.members) * (phase.latency + max(
+                (load / fabric.capacity[resource] for resource, load in phase.loads.items()), default=0.0))
     links = len(fabric.link_names)
     step = share * sum(float(finished[end] - finished[begin]) for begin, end in ends)
-    return ReplayOutcome(step, share * computed, dict(exposed), alone / program.steps,
+    return ReplayOutcome(step, share * computed, dict(exposed), share * alone,
                          carried[:links] + carried[links:2 * links])

@@ -400,6 +400,9 @@ def train(
     figure: Annotated[Path | None, typer.Option(metavar="STEM", help="Draw STEM.svg and STEM.pdf.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of model, data and losses.")] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds for one step.")] = 60.0,
+    record: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Record each backend's timed steps of the last "
+                                                "round here, as BACKEND-BITS.rankN.json, for `netfold what-if`.")]
+    = None,
 ) -> None:
     """Training steps over several backends and links of one rate, beside gloo's and a single process's losses.
 
@@ -414,5 +417,6 @@ def train(
             engine=engine_of(switch), rate=rate, loss=loss, rails=rails_, width=width, layers=layers,
             layer_seconds=layer_seconds, batch=batch, bucket_mb=bucket_mb, learning_rate=learning_rate, steps=steps,
             warmup=warmup, rounds=rounds, path_mtu=path_mtu, seed=seed, timeout=timeout,
+            record=record,
         )
         bench.run(spec, json, figure)
