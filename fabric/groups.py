@@ -15,13 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from netfold.fabric.slots import Sizes
 from netfold.fabric.trees import Tree
 
 if TYPE_CHECKING:
     import networkx as nx
+
+OF_FREE: Final = 16
+"""A group takes one part in so many of the free slots at most, so that others may come: of softswitch's, 64 groups that
+are made one after the other find room beside their job."""
 
 
 def no_benefit(graph: nx.MultiGraph[str], hosts: Sequence[str]) -> str:
@@ -56,7 +60,7 @@ def share(graph: nx.MultiGraph[str], group: Sequence[str], job: Sequence[str]) -
 
 
 def fitted(
-    trees: Sequence[Tree], sizes: Sizes, places: int, share: float, folding: Mapping[str, int]
+    trees: Sequence[Tree], sizes: Sizes, places: int, share: float, free: int, folding: Mapping[str, int]
 ) -> tuple[list[Tree], int]:
     """Returns as many of a group's trees as its slots suffice for, with weights that add up to 1, and the group's limit
     of slots on any one switch, which suffices for the smallest windows over one tree.
@@ -66,10 +70,11 @@ def fitted(
     sizes   those of a job
     places  groups of ranks that fold together, each of which has all trees (`machines.fold_groups`)
     share   its part of what a job may have
+    free    slots that are free on that switch of the trees which has the fewest
     folding  trees by root that others have
     """
     least = 2 * sizes.agreement * places
-    room = max(least, int(sizes.quota * share))
+    room = max(least, min(int(sizes.quota * share), free // OF_FREE))
     most = room // least
     order = sorted(trees, key=lambda tree: (-round(tree.weight, 6), folding.get(tree.root, 0)))
     kept = sorted(order[:most], key=trees.index)

@@ -4,11 +4,14 @@
     python bench/scripts/beside.py                     # all, a minute or two
     python bench/scripts/beside.py --only jobs --rate 1gbit --mib 16 --calls 5
     python bench/scripts/beside.py --only machines --members 1,2,4
-    python bench/scripts/beside.py --only groups --hosts 8 --group-count 64
+    python bench/scripts/beside.py --only groups,mesh --hosts 8 --group-count 64
 
 jobs      each of two jobs with a rank on every host alone, then both at once: MiB of tensor a second and rank
 machines  an allreduce with so many ranks on every host, beside one rank
-groups    a job's ranks make so many groups of half of them; seconds from the first call until all have folded once
+groups    a job's ranks make so many groups of half of them, one after the other; seconds from the first call until all
+          have folded once
+mesh      the controller plans so many groups of two ranks, which are all that one dimension of a mesh has: seconds from
+          the first request until the last rank has its plan, and all switches their entries
 
 Everything runs on a 2 x 2 fabric of softswitches in a sandbox, with links of one rate.
 """
@@ -16,19 +19,28 @@ Everything runs on a 2 x 2 fabric of softswitches in a sandbox, with links of on
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from netfold.fabric.generate import leafspine
+from netfold.rpc.channel import aio_channel
 from netfold.topo import sandbox
+from netfold.wire import roce
+from netfold.wire.jobs import SERVICE, Done, GroupOf, Join, Leave, Plan
 
 if TYPE_CHECKING:
+    from netfold.fabric.graph import Fabric
     from netfold.topo.net import Network
     from netfold.topo.ranks import Ranks
 
@@ -36,7 +48,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """Measure what was asked for, in a sandbox; as a rank: do what a rank does."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="jobs,machines,groups", help="some of %(default)s")
+    parser.add_argument("--only", default="jobs,machines,groups,mesh", help="some of %(default)s")
     parser.add_argument("--rate", default="1gbit", help="of each link")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--mib", type=int, default=16, help="of a tensor")
@@ -60,7 +72,7 @@ def main() -> None:
     fabric = leafspine(2, 2, options.hosts, rate=options.rate, rundir=sandbox.rundir())
     with Network(fabric, logs=logs) as network:
         for name in options.only.split(","):
-            {"jobs": two_jobs, "machines": machines, "groups": made}[name](network, options)
+            {"jobs": two_jobs, "machines": machines, "groups": made, "mesh": mesh}[name](network, options)
 
 
 # ---- what is measured ------------------------------------------------------------------------------------------------
@@ -110,6 +122,43 @@ def made(network: Network, options: argparse.Namespace) -> None:
     slowest = max(found, key=lambda one: float(one["seconds"]))
     print(f"groups: {options.group_count} made in {slowest['seconds']:.2f} s, {slowest['folded']} of "
           f"{slowest['mine']} of a rank's fold", flush=True)
+
+
+def mesh(network: Network, options: argparse.Namespace) -> None:
+    """Print the time until all groups of a dimension are planned."""
+    seconds, refused = asyncio.run(planned(network.fabric, options.group_count))
+    print(f"mesh: {options.group_count} groups planned at once in {seconds:.2f} s, {refused} refused", flush=True)
+
+
+async def planned(fabric: Fabric, count: int) -> tuple[float, int]:
+    """Seconds until all groups of a dimension are planned, and how many ranks were refused.  This process asks for all
+    ranks: those of a group are on hosts half of the fabric apart."""
+    hosts = [fabric.hosts[rank * len(fabric.hosts) // (2 * count)] for rank in range(2 * count)]
+    async with aio_channel(fabric.jobs) as channel:
+        call = channel.unary_unary(f"/{SERVICE}/Join", msgspec.json.encode, msgspec.json.Decoder(Plan).decode)
+
+        def ports() -> Iterator[int]:
+            """UDP ports, different ones at each host."""
+            used = Counter[str]()
+            for host in hosts:
+                yield roce.UDP_PORTS[used[host.name]]
+                used[host.name] += 1
+
+        asked = [Join("mesh", 2 * count, rank, host.address, f"{host.address}:1", 0, udp_port=port, fold=False)
+                 for rank, (host, port) in enumerate(zip(hosts, ports(), strict=True))]
+        plans = await asyncio.gather(*(call(one) for one in asked))
+        begin = time.perf_counter()
+        groups = []
+        for rank, (one, plan) in enumerate(zip(asked, plans, strict=True)):
+            members = [rank % count, rank % count + count]
+            group = GroupOf(plan.job, plan.epoch, rank, plan.rank_secret, members, 1)
+            groups.append(call(msgspec.structs.replace(one, world=2, rank=rank // count, fold=True, group=group)))
+        found = await asyncio.gather(*groups, return_exceptions=True)
+        seconds = time.perf_counter() - begin
+        leave = channel.unary_unary(f"/{SERVICE}/Leave", msgspec.json.encode, msgspec.json.Decoder(Done).decode)
+        await asyncio.gather(*(leave(Leave(plan.job, plan.rank, plan.epoch, "the groups are planned", plan.rank_secret))
+                               for plan in plans))
+        return seconds, sum(isinstance(one, BaseException) for one in found)
 
 
 # ---- ranks -----------------------------------------------------------------------------------------------------------

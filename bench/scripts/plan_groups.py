@@ -51,7 +51,7 @@ def main() -> None:
             raise SystemExit(f"group {number}: {why}")
         planned = trees.plan(graph, group, carried=trees.tree_loads(graph, folding))
         share = groups.share(graph, group, job)
-        planned, room = groups.fitted(planned, sizes, 1, share, roots)
+        planned, room = groups.fitted(planned, sizes, 1, share, allocator.free(planned), roots)
         done("trees")
         streams = allocator.admit(planned, [range(len(group))], room=room)
         done("slots")

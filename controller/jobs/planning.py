@@ -171,8 +171,10 @@ class Planning:
         parent = self._registry.parent_of(job)
         if parent is None:
             raise Refusal(Code.ABORTED, f"{job}: the job of which it is a group has ended")
-        planned, share = shares.fitted(await plan(most), self._allocator.sizes, len(groups),
-                                       shares.share(graph, job.hosts, parent.hosts), roots)
+        planned = await plan(most)
+        planned, share = shares.fitted(planned, self._allocator.sizes, len(groups),
+                                       shares.share(graph, job.hosts, parent.hosts), self._allocator.free(planned),
+                                       roots)
         job.trees = job.first_trees = planned
         job.sessions = self._placement.sessions(job.trees)
         job.streams = job.announced = await self._admit(job, groups, share)

@@ -62,7 +62,8 @@ def test_the_groups_of_a_mesh_all_fold_beside_their_job(engine: str) -> None:
     allocator.admit(trees.plan(graph, job), [range(64)])
     roots: dict[str, int] = {}
     for group in [*(job[place::8] for place in range(8)), *(job[8 * leaf:8 * leaf + 8] for leaf in range(8))]:
-        planned, room = groups.fitted(trees.plan(graph, group), sizes, 1, groups.share(graph, group, job), roots)
+        planned, room = groups.fitted(trees.plan(graph, group), sizes, 1, groups.share(graph, group, job),
+                                       allocator.free(trees.plan(graph, group)), roots)
         streams = allocator.admit(planned, [range(8)], room=room)
         assert sum(tree.weight for tree in planned) == pytest.approx(1)
         for switch in {name for stream in streams for name in stream.bases}:
@@ -78,5 +79,25 @@ def test_a_group_has_one_tree_at_least_and_the_smallest_windows() -> None:
     fabric = leafspine(2, 4, 4)
     hosts = names(fabric, 0, 0, 2, 2)
     places = len(fold_groups(machines(hosts), hosts))
-    planned, room = groups.fitted(trees.plan(fabric.graph(), [hosts[0], hosts[2]]), Sizes(1024, 128), places, 0.001, {})
+    planned, room = groups.fitted(trees.plan(fabric.graph(), [hosts[0], hosts[2]]), Sizes(1024, 128), places,
+                                   0.001, 16384, {})
     assert (len(planned), planned[0].weight, room) == (1, 1.0, 512)
+
+
+@pytest.mark.parametrize(("path_mtu", "count"), [(4096, 64), (1024, 28)])
+def test_groups_that_come_one_after_the_other_leave_room_for_more(path_mtu: int, count: int) -> None:
+    """A job of four machines and so many groups of the same two of them all fold at the same switches, also where each
+    takes its two trees; those that come later get less."""
+    fabric = leafspine(2, 2, 4)
+    sizes = sizes_of("softswitch", path_mtu)
+    allocator = Allocator([switch.name for switch in fabric.switches], sizes, random.Random(3))
+    graph, job = fabric.graph(), names(fabric, 0, 1, 2, 3)
+    allocator.admit(trees.plan(graph, job), [range(4)])
+    group, held = names(fabric, 0, 2), []
+    for _ in range(count):
+        planned = trees.plan(graph, group)
+        planned, room = groups.fitted(planned, sizes, 1, groups.share(graph, group, job), allocator.free(planned), {})
+        streams = allocator.admit(planned, [range(2)], room=room)
+        held.append(sum(stream.slots for stream in streams if "leaf1" in stream.bases))
+    assert held == sorted(held, reverse=True)
+    assert held[0] > held[-1]
