@@ -23,6 +23,11 @@ pytestmark = [pytest.mark.timeout(200), pytest.mark.needs("torch")]  # the ranks
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "torch_cnn.py"
 STEPS = {"softswitch": 20, "bmv2": 8}
 RATES = {"softswitch": "200mbit", "bmv2": "20mbit"}
+FOLDED = {"hsdp": "replicate", "tensor_and_data_parallel": "replicate", "zero": "world"}
+"""Trainings of rank_torch_mesh.py, and the dimension of each that spans leaves."""
+GRADIENTS = {"hsdp": 3 * 20_752, "tensor_and_data_parallel": 3 * 20_752, "zero": 3 * 41_000}
+"""Bytes of gradients that a rank folds at least: 20,752 parameters of float32, of which a rank has a quarter in three
+steps, or, of all, one of the two ranks of a machine half."""
 
 
 @pytest.mark.parametrize(
@@ -55,21 +60,33 @@ def test_a_training_script_folds_with_one_line_more(engine: Engine, members: int
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("engine", ENGINES)
 @in_sandbox(timeout=280)
-def test_the_dimensions_of_a_device_mesh_fold(tmp_path: Path) -> None:
+def test_the_dimensions_of_a_device_mesh_fold(engine: Engine, tmp_path: Path) -> None:
     """Eight ranks on four hosts below two leaves, as two replicas of four shards: what is replicated between the leaves
-    folds in the spines, so do two ranks of two machines each; two hosts below one leaf say that they gain nothing, and
-    HSDP's losses are gloo's."""
-    fabric = leafspine(2, 2, 4, rate="200mbit", rundir=sandbox.rundir())
+    folds in the spines, so do two ranks of two machines each; two hosts below one leaf say that they gain nothing.
+
+    The losses of HSDP, of tensor and data parallel training and of ZeRO are gloo's; the gradients of what spans leaves
+    fold, as its ranks and the spines count."""
+    fabric = leafspine(2, 2, 4, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
     hosts = [host for host in fabric.hosts for _ in range(2)]
     with Network(fabric, logs=tmp_path / "logs") as network:
         env = {"RES_OPTIONS": "timeout:1 attempts:1", "OMP_NUM_THREADS": "1", "NETFOLD_ALGO": "innet",
                "MASTER_ADDR": fabric.hosts[0].address, "MASTER_PORT": "29501"}
         ranks = network.launch([*program("rank_torch_mesh.py"), "2", "4"], job="hsdp", env=env, hosts=hosts)
         results = [json.loads(lines[-1]) for lines in ranks.wait(within=240)]
-        assert {job.name for job in network.status().jobs} == {"hsdp"}
+        status = network.status()
+    assert {job.name for job in status.jobs} == {"hsdp"}
     for result in results:
         assert "tree(s) for this group" in result["replicate"]
         assert "as they send each other" in result["shard"]
         assert "tree(s) for this group" in result.get("four", result["replicate"])
-        assert result["losses"] == pytest.approx(result["gloo"], rel=1e-4)
+        for training in FOLDED:
+            assert result[training]["ours"] == pytest.approx(result[training]["gloo"], rel=1e-4), training
+    packets = 0
+    for training, dimension in FOLDED.items():
+        moved = [result["folded"][training][dimension] for result in results]
+        assert min(moved) >= GRADIENTS[training], (training, moved)
+        packets += sum(moved) // fabric.path_mtu
+    spines = sum(switch.folded.first for switch in status.switches if switch.name.startswith("spine"))
+    assert spines >= packets // 2, "two ranks of a leaf are one contribution"

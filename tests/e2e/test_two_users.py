@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from netfold.fabric.graph import Engine
+from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
 from netfold.topo.ranks import Ranks
 from netfold.wire import roce
@@ -53,6 +53,13 @@ def each_says(lines: Iterator[tuple[int, str]], ranks: int = HOSTS) -> list[Any]
     return [said[rank] for rank in sorted(said)]
 
 
+def fabric_of(engine: Engine, folder: Path) -> Fabric:
+    """A fabric of two tenants, the users."""
+    fabric = leafspine(2, 2, HOSTS, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
+    tenants = tuple(tenant(folder, name) for name in USERS)
+    return msgspec.structs.replace(fabric, tenants=tenants, **scopes(folder))
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @in_sandbox(timeout=240)
 def test_two_users_of_the_same_hosts_fold_side_by_side(
@@ -61,9 +68,7 @@ def test_two_users_of_the_same_hosts_fold_side_by_side(
     """Each host has a rank of both jobs, at UDP ports of their own.  Blue knows all numbers of red's: the kernel gives
     it none of red's ports, and what it sends all the same changes no sum.  When one of red's ranks is killed, red's
     others hear which, and blue folds on."""
-    fabric = leafspine(2, 2, HOSTS, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
-    fabric = msgspec.structs.replace(
-        fabric, tenants=tuple(tenant(tmp_path, name) for name in USERS), **scopes(tmp_path))
+    fabric = fabric_of(engine, tmp_path)
     monkeypatch.setenv("NETFOLD_TOKEN_FILE", str(fabric.operator_token_file))
     with Network(fabric, logs=tmp_path / "logs") as network:
         open_to_users(sandbox.rundir())
@@ -96,3 +101,34 @@ def test_two_users_of_the_same_hosts_fold_side_by_side(
     assert min(one["rounds"] for one in ends) > 20
     assert min(one["folded"] for one in ends) >= ends[0]["rounds"] * 80_000
     assert "packets so far to this rank's queue pairs were dropped" in log
+
+
+@pytest.mark.needs("torch")  # the ranks import it
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=240)
+def test_two_users_train_side_by_side(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each user's DistributedDataParallel has a rank on every host, and checks its gradients.  When one of red's ranks
+    is killed in the middle, red's others hear which, and blue trains on."""
+    fabric = fabric_of(engine, tmp_path)
+    monkeypatch.setenv("NETFOLD_TOKEN_FILE", str(fabric.operator_token_file))
+    with Network(fabric, logs=tmp_path / "logs") as network:
+        open_to_users(sandbox.rundir())
+        begun = []
+        for port, (user, uid) in enumerate(USERS.items(), 29_501):
+            env = {"RES_OPTIONS": "timeout:1 attempts:1", "OMP_NUM_THREADS": "1", "NETFOLD_ALGO": "innet",
+                   "MASTER_ADDR": fabric.hosts[0].address, "MASTER_PORT": str(port), "NETFOLD_TOKEN": user,
+                   "NETFOLD_TOKEN_FILE": ""}
+            ranks = network.launch([*program("rank_torch_user.py"), str(uid)], job=user, env=env)
+            begun.append((ranks, ranks.lines(within=200)))
+        (red, of_red), (blue, of_blue) = begun
+        each_says(of_red)
+        each_says(of_blue)
+        os.kill(red.processes[2].pid, signal.SIGUSR1)
+        lost = each_says(of_red, HOSTS - 1)
+        os.kill(blue.processes[0].pid, signal.SIGUSR2)
+        ends = each_says(of_blue)
+    assert all("rank 2" in one["lost"] for one in lost), lost
+    assert len({one["steps"] for one in ends}) == 1
+    assert ends[0]["steps"] > 20
+    assert len({one["loss"] for one in ends}) == 1
+    assert all(one["folded"] >= one["steps"] * one["gradients"] for one in ends), ends
