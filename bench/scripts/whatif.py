@@ -8,8 +8,9 @@ these ways on a fabric of softswitches with the same links.
 ddp-cnn, ddp-transformer   DistributedDataParallel, in lanes of 32, 16 and 8 bits
 fsdp2, hsdp                fully_shard of the transformer, over all ranks, and over two replicas
 
-gloo runs on a plain bridge, which is replayed as one leaf.  The error is that of the replayed step over the real one, of
-medians; where the machine's cores are the limit, and not the links, real steps are longer than the replay says.
+gloo runs on a plain bridge, which is replayed as one leaf.  The error compares
+the medians of the replayed and the real steps.  If the machine's cores are the limit, and not the links, real steps are
+longer than the replay says.
 """
 
 from __future__ import annotations
