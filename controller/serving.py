@@ -40,8 +40,8 @@ CHECK_TIMEOUT: Final = 2.0
 class StartError(Exception):
     """The controller cannot start; the message names the switch or address and what to check.
 
-    Remedy: the message has each switch's own problem, or the address that is taken: start the switches first and
-    compare their addresses with the fabric file's; a second controller of one fabric is a standby (`netfold up
+    Remedy: the message has each switch's own problem, or the address in use.  Start the switches first, and compare
+    their addresses with the fabric file's.  A second controller of one fabric must be a standby (`netfold up
     --standby`).
     """
 

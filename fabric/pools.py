@@ -23,8 +23,8 @@ network."""
 class Exhausted(Exception):
     """The switches cannot take a job: slots or numbers are exhausted; the message says which, where, and how many.
 
-    Remedy: end jobs that are no longer needed (`netfold status`, `netfold drop`), or let jobs have smaller windows;
-    this one goes over TCP, where the hosts have it, until slots are free.
+    Remedy: end jobs that are no longer needed (`netfold status`, `netfold drop`), or let jobs have smaller windows.
+    Until slots are free, this job uses TCP if its hosts can.
     """
 
 

@@ -27,8 +27,8 @@ class JoinRefused(NetFoldError):
     code, said  name of the refusal's gRPC status code, and the controller's words; both empty if nobody has answered
 
     Remedy: ask the controller with `netfold status --controller ADDRESS`.  If nobody answers: start it, or correct the
-    address; this host must reach it.  If it refuses: give all ranks the same job, number of ranks and token, start the
-    ranks that it names as missing, or end an old job of that name with `netfold drop`.
+    address; this host must reach it.  If it refuses: give all ranks the same job, number of ranks and token.  Start
+    the ranks that it names as missing, or end an old job of that name with `netfold drop`.
     """
 
     def __init__(self, message: str, code: str = "", said: str = "") -> None:
@@ -115,7 +115,7 @@ class JobEnded(NetFoldError):
 class TransportError(OSError, NetFoldError):  # in this order, for errno
     """The operating system refused a socket, an address or a packet.
 
-    Remedy: the message names the address, socket or device and the system's reason: give the host's own address on the
+    Remedy: the message names the address, socket or device and the system's reason.  Give the host's own address on the
     fabric (`ip addr`), end the process that holds the port (`ss -lunp`), or correct the interface's MTU.
     """
 
@@ -123,9 +123,9 @@ class TransportError(OSError, NetFoldError):  # in this order, for errno
 class PlanError(NetFoldError):
     """The plan contradicts itself or this rank's request, or has addresses by which not all ranks reach each other.
 
-    Remedy: the message names the contradiction: install the same version of NetFold on hosts and controller, or ask for
-    a rail that this job can have (`rail="auto"` chooses one).  For addresses, it names the rank: set NETFOLD_ADDRESS
-    there to an address that the others reach.
+    Remedy: the message names the contradiction.  Install the same version of NetFold on hosts and controller, or ask
+    for a rail that this job can have (`rail="auto"` chooses one).  For addresses, it names the rank: set
+    NETFOLD_ADDRESS there to an address that the others reach.
     """
 
 

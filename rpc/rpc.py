@@ -41,16 +41,16 @@ class Refusal(Exception):
 class Unreachable(Exception):
     """No controller answers, or it refuses the call; the message says where and why.
 
-    Remedy: start the controller or fabric, or give its address (--controller, NETFOLD_CONTROLLER, the fabric file) as
-    this process reaches it; of TLS, see what the message says of certificates.
+    Remedy: start the controller or fabric, or give an address at which this process reaches it (--controller,
+    NETFOLD_CONTROLLER, the fabric file).  With TLS, the message names the problem of the certificates.
     """
 
 
 class CallRefused(Unreachable):
     """A controller answers, but refuses the call.
 
-    Remedy: the controller is there and says why not: correct the name or number that it did not expect, or give the
-    token of the scope that it wants (NETFOLD_TOKEN_FILE).
+    Remedy: the controller gives the reason.  Correct the name or number that it did not expect, or give a token of the
+    required scope (NETFOLD_TOKEN_FILE).
     """
 
     invalid = False

@@ -20,8 +20,8 @@ class FabricFailed(RuntimeError):
 class ControllerFailed(FabricFailed):
     """The controller did not start serving, or ended on its own.
 
-    Remedy: read the end of its log in the message: it names the field of the fabric, the address that is taken, or the
-    switch that did not come up.
+    Remedy: read the end of its log in the message.  It names the field of the fabric, the address in use, or the switch
+    that did not come up.
     """
 
 
@@ -36,8 +36,8 @@ class RankFailed(FabricFailed):
 class SwitchFailed(FabricFailed):
     """A switch is not installed, did not answer, or ended on its own.
 
-    Remedy: install what the message says is missing, or read the first line of the switch's log, which it shows: an
-    option that this build does not know, an interface or port that is taken.
+    Remedy: install the program that the message names as missing.  Otherwise read the first line of the switch's log,
+    which it shows: an unknown option, or an interface or port in use.
     """
 
 

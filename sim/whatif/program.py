@@ -27,8 +27,8 @@ MOST_ACTIONS: Final = 2_000_000
 class TraceError(ValueError):
     """A recording cannot be replayed: it is damaged, or the ranks' recordings do not fit together.
 
-    Remedy: record all ranks of one run, with the same numbers of steps, and give all of their files; the message names
-    the file or rank, what was expected and what was found.
+    Remedy: record all ranks of one run, with the same numbers of steps, and give all of their files.  The message names
+    the file or rank, the expected value and the one found.
     """
 
 

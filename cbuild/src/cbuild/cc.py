@@ -61,8 +61,9 @@ _SUFFIX = {"shared": ".so", "exe": "", "object": ".o"}
 class BuildError(Exception):
     """The C compiler is missing, failed or hung; the message holds its command line and its output.
 
-    Remedy: install a C compiler (`apt install gcc libc6-dev`, or the extra `compiler`), or set XDG_CACHE_HOME to a
-    folder that only you can change or exchange, and from which programs may be run; the message says which.
+    Remedy: the message says which of these helps.  Install a C compiler (`apt install gcc libc6-dev`, or the extra
+    `compiler`).  Or set XDG_CACHE_HOME to a folder that only you can change or replace, and from which programs may be
+    run.
     """
 
 
