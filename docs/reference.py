@@ -4,16 +4,18 @@ commands' own help."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import typer
 from mkdocs.structure.files import File, Files
 
-import netfold
 from netfold.cli.app import app
+from netfold.host import errors
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -24,18 +26,43 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def api() -> str:
-    """The public names of the package: functions, then the communicator with its methods and properties."""
-    parts = ["# The Python interface", "The docstrings of the public names of `netfold`. [The host library](host.md) "
-             "explains how to use them, and [failures](failures.md) has the errors."]
-    for name in sorted(netfold.__all__):
-        value = getattr(netfold, name)
-        if inspect.isfunction(value):
-            parts += [f"## netfold.{name}", _signature(name, value), *_body(value)]
-    parts += ["## Communicator", *_body(netfold.Communicator)]
-    for name, value in _members(netfold.Communicator):
-        shown = f"`{name}`" if isinstance(value, property) else _signature(name, value)
-        parts += [f"### {name}", shown, *_body(value)]
+    """The public names of each package, with the methods and properties of classes; then the errors."""
+    parts = ["# The Python interface", "The docstrings of all public names. [The host library](host.md) and "
+             "[PyTorch](torch.md) explain how to use them, and [failures](failures.md) has the remedies for errors. "
+             "softswitch has no Python interface, only its [command](softswitch/docs/softswitch.md) and P4Runtime."]
+    for module in ("netfold", "netfold.torch", "netfold.mpi", "netfold.testing"):
+        parts.append(f"## {module}")
+        if module == "netfold.torch" and find_spec("torch") is None:
+            parts.append("This site was built without PyTorch, which this section needs.")
+            continue
+        package = importlib.import_module(module)
+        for name in sorted(package.__all__):
+            parts += _entry(f"{module}.{name}", getattr(package, name))
+    parts.append("## Errors")
+    for name, value in vars(errors).items():
+        if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == errors.__name__:
+            parts += [f"### {name}", *_body(value, set())]
     return "\n\n".join(parts) + "\n"
+
+
+def _entry(title: str, value: Any) -> Iterator[str]:
+    """A function, a class with its members, or a constant."""
+    yield f"### {title}"
+    if inspect.isfunction(value):
+        yield _signature(value.__name__, value)
+        yield from _body(value, set(inspect.signature(value).parameters))
+    elif isinstance(value, type):
+        yield from _body(value, set(inspect.signature(value.__init__).parameters))
+        for name, member in _members(value):
+            yield f"#### {name}"
+            if isinstance(member, property):
+                yield f"`{name}`"
+                yield from _body(member, set())
+            else:
+                yield _signature(name, member)
+                yield from _body(member, set(inspect.signature(member).parameters))
+    else:
+        yield f"A constant: `{value!r}`."
 
 
 def options() -> str:
@@ -74,13 +101,28 @@ def _signature(name: str, function: Any) -> str:
     return f"```python\n{name}({between}){result}\n```"
 
 
-def _body(value: Any) -> Iterator[str]:
-    """The paragraphs of a docstring; those with columns or an indent are shown as they are."""
+def _body(value: Any, parameters: set[str]) -> Iterator[str]:
+    """The paragraphs of a docstring.  Lines that describe parameters become a table; others with columns or an indent
+    are shown as they are."""
     for paragraph in (inspect.getdoc(value) or "").split("\n\n"):
-        if re.search(r"[^\s.:?!]  +\S|^    ", paragraph, re.M):
-            yield "```text\n" + paragraph.replace("``", "") + "\n```"
-        else:
-            yield _plain(paragraph)
+        text: list[str] = []
+        rows: list[list[str]] = []
+        for line in paragraph.splitlines():
+            # the longest name has one space behind it; it counts below other parameters only
+            described = re.fullmatch(r"(\w+) ( *)(\S.*)", line)
+            if described and described[1] in parameters and (described[2] or rows):
+                rows.append([described[1], described[3]])
+            elif rows and line.startswith(" "):
+                rows[-1].append(line.strip())
+            else:
+                text.append(line)
+        if any(re.search(r"[^\s.:?!]  +\S|^    ", line) for line in text):
+            yield "```text\n" + "\n".join(text).replace("``", "") + "\n```"
+        elif text:
+            yield _plain("\n".join(text))
+        if rows:
+            yield "\n".join(["| parameter | meaning |", "|---|---|",
+                             *(f"| `{name}` | {_cell(' '.join(meaning))} |" for name, *meaning in rows)])
 
 
 def _leaves(words: str, command: Any) -> Iterator[tuple[str, Any]]:

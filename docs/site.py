@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = "softswitch/docs"
@@ -19,6 +21,17 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Rewrites links from docs/ to the switch's pages, so that they work in the site as in the repository."""
-    return markdown.replace(f"](../{PAGES}/", f"]({PAGES}/")
+def on_page_markdown(markdown: str, *, page: Page, files: Files, **_: Any) -> str:
+    """Rewrites links from docs/ to the switch's pages, so that they work in the site as in the repository.  Links to
+    other files of the repository, which the site does not have, become the names of these files."""
+    folder = Path(str(page.file.abs_src_path or ROOT / "docs" / page.file.src_uri)).parent
+
+    def place(link: re.Match[str]) -> str:
+        target = (folder / link[2]).resolve()
+        if not target.is_relative_to(ROOT) or not target.exists():
+            return link[0]
+        name = str(target.relative_to(ROOT))
+        return link[0] if files.get_file_from_path(name.removeprefix("docs/")) else f"{link[1]} (`{name}`)"
+
+    markdown = markdown.replace(f"](../{PAGES}/", f"]({PAGES}/")
+    return re.sub(r"(?<!!)\[([^]]+)\]\(([^)#:]+)(?:#[^)]*)?\)", place, markdown)

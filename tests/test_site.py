@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+import netfold.mpi
+import netfold.testing
+from support import needs
 
 pytestmark = pytest.mark.needs("mkdocs")
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the built site; strict: a link that leads nowhere, or a page without a place in the menu, fails."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
                            env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
     assert built.returncode == 0, built.stderr
@@ -39,13 +45,22 @@ def test_every_page_is_in_the_site_and_can_be_searched(site: Path) -> None:
         assert name in found
 
 
-def test_the_reference_has_all_methods_and_options(site: Path) -> None:
-    """Pages that are made from the code: the communicator's methods, and the options of nested commands."""
-    methods, options = ((site / f"{page}.html").read_text() for page in ("api", "options"))
-    headings = set(re.findall(r'<h[23] id="(\w+)"', methods))
-    assert {"netfoldallreduce", "iallreduce", "reduce_scatter", "grow"} <= headings
+def test_the_reference_has_all_public_names_and_options(site: Path) -> None:
+    """Pages that are made from the code: public names with their parameters, errors, and options of nested commands."""
+    names, options = ((site / f"{page}.html").read_text() for page in ("api", "options"))
+    headings = set(re.findall(r'<h[34] id="([^"]+)"', names))
+    for module in (netfold, netfold.mpi, netfold.testing, *torch()):
+        assert {f"{module.__name__}.{name}".replace(".", "").lower() for name in module.__all__} <= headings
+    assert {"iallreduce", "reduce_scatter", "grow"} <= headings
+    assert {"peerlost", "rankmismatch", "treeslost"} <= headings
+    assert "<td><code>join_timeout</code></td>" in names  # a parameter of Communicator.join
     assert "netfold bench allreduce" in options
     assert "<code>--lane-bits</code>" in options
+
+
+def torch() -> list[ModuleType]:
+    """The package for PyTorch, if that is installed."""
+    return [] if needs.missing("torch") else [importlib.import_module("netfold.torch")]
 
 
 def test_links_between_the_projects_pages_lead_to_pages_of_the_site(site: Path) -> None:
