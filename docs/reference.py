@@ -94,8 +94,12 @@ def _members(kind: type) -> Iterator[tuple[str, Any]]:
 def _signature(name: str, function: Any) -> str:
     """A function's parameters, one on each line."""
     written = inspect.signature(function)
-    lines = ["    " + re.sub(r": '(.*?)'(?= = |$)", r": \1", str(one)) + "," for one in written.parameters.values()
-             if one.name not in ("self", "cls")]
+    lines: list[str] = []
+    for one in written.parameters.values():
+        if one.kind is one.KEYWORD_ONLY and not any(line.startswith("    *") for line in lines):
+            lines.append("    *,")
+        if one.name not in ("self", "cls"):
+            lines.append("    " + re.sub(r": '(.*?)'(?= = |$)", r": \1", str(one)) + ",")
     result = "" if written.return_annotation is inspect.Signature.empty else f" -> {written.return_annotation}"
     between = "\n".join(["", *lines, ""]) if lines else ""
     return f"```python\n{name}({between}){result}\n```"

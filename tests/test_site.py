@@ -27,7 +27,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the built site; strict: a link that leads nowhere, or a page without a place in the menu, fails."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240,
                            env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
     assert built.returncode == 0, built.stderr
     return folder
