@@ -61,7 +61,7 @@ class SwitchOptions:
     primary: Annotated[
         list[str] | None,
         CliOption(metavar="WHO", help="Only these clients may write: cert:NAME, an IP address or network, unix; "
-                                      "repeat. Others read."),
+                                      "may be repeated. Others read."),
     ] = None
     default_role_only: Annotated[
         bool, CliOption("--default-role-only", help="Refuse clients of other roles, which could write in addition to "
