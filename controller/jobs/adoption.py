@@ -20,7 +20,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from netfold.controller.jobs import ticket
 from netfold.controller.jobs.callers import CALLER
@@ -31,14 +31,25 @@ from netfold.controller.switch.entities import State, state
 from netfold.controller.switch.target import Target
 from netfold.fabric import slots
 from netfold.fabric.graph import Fabric, Tenant
-from netfold.fabric.slots import Allocator, Stream
+from netfold.fabric.slots import Allocator, Holding, Stream
 from netfold.rpc.rpc import Code, Refusal
-from netfold.wire.jobs import Watch
+from netfold.wire.jobs import Secret, Watch
 
 log = logging.getLogger("netfold.controller")
 
 NEVER: Final = -1
 """Session number of a switch that has never held a job's entries while this controller was there."""
+
+
+class Borne(NamedTuple):
+    """The part of a ticket that the switches confirm."""
+
+    entities: dict[int, dict[str, State]]
+    """The job's entries, by epoch and switch."""
+    alike: dict[tuple[str, int], State]
+    """The entries of an epoch that an earlier controller has left on a switch, where they are exactly the job's."""
+    numbers: dict[int, dict[str, Holding]]
+    """The numbers of its streams, by epoch and switch."""
 
 
 class Adoption:
@@ -55,6 +66,8 @@ class Adoption:
         self._shown: dict[tuple[str | int, ...], set[int]] = {}
         """(Job, epoch, epochs of its slots) -> ranks that have shown a ticket that only some switches' state
         confirms."""
+        self._reading: dict[str, asyncio.Task[Borne]] = {}
+        """Tickets that are being compared with the switches (`borne_out`)."""
         self.has_found = False
         """True if any switch held entries of jobs when this controller first connected to it."""
 
@@ -68,7 +81,8 @@ class Adoption:
 
     @staticmethod
     def record(request: Watch, key: bytes) -> Record:
-        """The record in the ticket of a rank that registers.  Raises Refusal unless it is of that rank's job."""
+        """The record in the ticket of a rank that registers; takes milliseconds where the job is large.  Raises Refusal
+        unless it is of that rank's job."""
         who = f"job {request.job!r}, rank {request.rank}"
         try:
             record = ticket.unseal(key, request.ticket)
@@ -89,22 +103,40 @@ class Adoption:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def adopt(self, record: Record, rank: int) -> Job:
+    async def borne_out(self, record: Record, shown: Secret) -> Borne:
+        """What the switches should hold of the job in a ticket, and where they do, made beside the event loop; ranks
+        that show the same ticket at once wait for the same answer.  Raises Refusal where it is of another fabric."""
+        who = f"job {record.job!r} of epoch {record.epoch}"
+        if record.fabric != self._fabric.name:
+            raise Refusal(Code.FAILED_PRECONDITION, f"{who} is of the fabric {record.fabric!r}: expected "
+                                                    f"{self._fabric.name!r}. Give the rank this fabric's controllers")
+        if shown.value not in self._reading:
+            self._reading[shown.value] = asyncio.create_task(asyncio.to_thread(self._compared, record, who))
+            self._reading[shown.value].add_done_callback(lambda _: self._reading.pop(shown.value))
+        return await asyncio.shield(self._reading[shown.value])
+
+    def _compared(self, record: Record, who: str) -> Borne:
+        entities = self._entries(record, who) if record.streams else {}
+        found = {(name, epoch): (self._targets[name].found or {}).get(epoch)
+                 for epoch, by_switch in entities.items() for name in by_switch}
+        alike = {place: held for place, held in found.items()
+                 if held is not None and held == entities[place[1]][place[0]]}
+        held = {epoch: slots.holdings(streams) for epoch, streams in _by_epoch(record.streams).items()}
+        return Borne(entities, alike, held)
+
+    def adopt(self, record: Record, borne: Borne, rank: int) -> Job:
         """The job of a record that a rank has shown, holding what the switches hold for it.  Raises Refusal where they
         hold something else.
 
         Its ``sessions`` name the switches that hold nothing of it, with NEVER: its trees must be planned anew."""
         who = f"job {record.job!r} of epoch {record.epoch}"
-        if record.fabric != self._fabric.name:
-            raise Refusal(Code.FAILED_PRECONDITION, f"{who} is of the fabric {record.fabric!r}: expected "
-                                                    f"{self._fabric.name!r}. Give the rank this fabric's controllers")
         if not self.is_open:
             raise Refusal(Code.FAILED_PRECONDITION, f"{who}: its rank came {self._fabric.grace:g} s or more after the "
                                                     "controller's start (fabric.grace), when what switches held of "
                                                     "unknown jobs was removed; join anew")
         job = _job(record, self._fabric.tenant(record.tenant))
         if record.streams:
-            self._claim(job, self._entries(record, who), who, rank)
+            self._claim(job, borne, who, rank)
         asyncio.get_running_loop().call_soon(self._wake)
         return job
 
@@ -134,11 +166,12 @@ class Adoption:
         return {epoch: {switch: state(those) for switch, those in by_switch.items()}
                 for epoch, by_switch in entities.items()}
 
-    def _claim(self, job: Job, entities: Mapping[int, Mapping[str, State]], who: str, rank: int) -> None:
+    def _claim(self, job: Job, borne: Borne, who: str, rank: int) -> None:
+        entities = borne.entities
         wanted = [(name, epoch) for epoch, by_switch in entities.items() for name in by_switch]
         names, epochs = {name for name, _ in wanted}, ", ".join(map(str, sorted(entities)))
-        held = {(name, epoch) for name, epoch in wanted
-                if (self._targets[name].found or {}).get(epoch) == entities[epoch][name]}
+        held = {(name, epoch) for name, epoch in wanted if (found := (self._targets[name].found or {}).get(epoch))
+                and (found is borne.alike.get((name, epoch)) or found == entities[epoch][name])}
         unknown = {name for name in names if self._targets[name].found is None or self._targets[name].was_empty}
         if without := sorted({name for name, epoch in wanted if (name, epoch) not in held} - unknown):
             shown = self._shown.setdefault((job.name, job.epoch, *sorted(entities)), set())
@@ -150,15 +183,14 @@ class Adoption:
             log.warning("%s: %s does not hold its entries of the epochs %s, but no rank has a later plan", who,
                         ", ".join(without), epochs)
         self._allocator.release(*entities)
-        if not all(self._allocator.reserve(epoch, slots.holdings(streams))
-                   for epoch, streams in _by_epoch(job.streams).items()):
+        if not all(self._allocator.reserve(epoch, numbers) for epoch, numbers in borne.numbers.items()):
             self._allocator.release(*entities)
             for name, target in self._targets.items():
                 self.reserve(name, {epoch: those for epoch, those in (target.found or {}).items() if epoch in entities})
             raise Refusal(Code.FAILED_PRECONDITION, f"{who}: numbers of its are another job's by now; join anew")
-        claimed = {(name, epoch) for name, epoch in wanted if self._targets[name].claim(
-            epoch, job.part_of(epoch), entities[epoch][name].values())}
-        lacking = {name for name, epoch in wanted if (name, epoch) not in claimed}
+        for name, epoch in held:
+            self._targets[name].claim(epoch, job.part_of(epoch))
+        lacking = {name for name, epoch in wanted if (name, epoch) not in held}
         job.sessions |= {name: NEVER if name in lacking else self._targets[name].sessions for name in names}
 
 

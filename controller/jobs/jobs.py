@@ -93,6 +93,11 @@ class Jobs:
                                   self._lose, note)
         self._reforming = Reforming(self._begin_successor, fabric.path_mtu)
 
+    @property
+    def is_changing(self) -> bool:
+        """Whether trees of some job are planned anew, or what they left on switches is still there."""
+        return bool(self._recovery.background)
+
     def all(self) -> list[Job]:
         """Every job that `netfold status` shows, running ones first."""
         return self.registry.all()
@@ -268,7 +273,7 @@ class Jobs:
         if request.waits:
             self.registry.proven(request)
             await self._adoption.wait_until(lambda: self.registry.named_by(request) is not None)
-        self._adopt(request)
+        await self._adopt(request)
         job = self.registry.find(request)
         if request.rank in job.watchers:
             refuse(Code.ALREADY_EXISTS, f"{job}: rank {request.rank} watches already; a rank has one Watch")
@@ -296,19 +301,24 @@ class Jobs:
             elif not self._closing:
                 self._lose_watched(job, request.rank)
 
-    def _adopt(self, request: Watch) -> None:
+    async def _adopt(self, request: Watch) -> None:
         """Go on with the job of a rank that registers with the plan of an earlier controller.  Raises Refusal."""
         job = self.registry.named_by(request)
         if (job is None and not request.ticket.value) or (job is not None and request.rank not in job.awaited):
             return
         self.registry.proven(request)
         if request.ticket.value:
-            record = self._adoption.record(request, self.registry.key)
+            record = await asyncio.to_thread(self._adoption.record, request, self.registry.key)
+            if self.registry.named_by(request) is None:
+                borne = await self._adoption.borne_out(record, request.ticket)
+            job = self.registry.named_by(request)  # another rank may have brought it meanwhile
+            if job is not None and request.rank not in job.awaited:
+                return
         if job is None:
             other = self.registry.named.get(request.job)
             if other is not None and other.state != "gathering" and other.tenant.name == record.tenant:
                 refuse(Code.FAILED_PRECONDITION, f"{other}: its name was joined anew since; give each job its own name")
-            job = self._adoption.adopt(record, request.rank)
+            job = self._adoption.adopt(record, borne, request.rank)
             if other is not None and other.state != "gathering":
                 # somebody else has taken the name while no controller knew of this job, which must not end it
                 self.registry.retire(job)

@@ -240,15 +240,12 @@ class Target:
             if [part for part in parts if self._desired.remove(part)] or self._actual_unknown:
                 await self._reconcile()
 
-    def claim(self, epoch: int, part: str, entities: Iterable[Entity]) -> bool:
-        """Make what an earlier controller has left of an epoch the part of a job, with nothing to write.  Returns
-        False, and does nothing, unless the switch held exactly these entities."""
-        wanted = state(entities)
-        if not self.found or self.found.get(epoch) != wanted:
-            return False
+    def claim(self, epoch: int, part: str) -> None:
+        """Make what an earlier controller has left of an epoch, in `found`, the part of a job, with nothing to
+        write."""
+        assert self.found is not None
         del self.found[epoch]
         self._desired.rename(_left_part(epoch), part)
-        return True
 
     async def forget(self, epoch: int) -> None:
         """Remove what an earlier controller has left of an epoch."""

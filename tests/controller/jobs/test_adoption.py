@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from netfold.controller.switch import fold_tables
 from netfold.controller.switch.entities import Entry
 from netfold.wire import roce
 from netfold.wire.jobs import Done, Halt, JobEndedEvent, Leave, RankLost, Watch
-from support.controller import run, until
+from support.controller import BOUND, run, until
 from support.jobs import Code, Rig, Watcher, restarted, rig, watching
 from support.recovery import all_resume, connections, lose, restart, streams
 
@@ -70,6 +71,39 @@ def test_a_job_goes_on_under_a_new_controller(tmp_path: Path) -> None:
                     await r.leave(plan)
             await until(r.base_only)
             assert set(r.controller._allocator.used().values()) == {0}
+
+    run(story())
+
+
+def test_ranks_that_register_at_once_have_the_switches_compared_once_beside_the_loop(tmp_path: Path) -> None:
+    """All show the same ticket; whoever comes while it is looked into waits for the same answer."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+        async with restarted(r) as r:
+            adoption, loop_thread = r.controller._adoption, threading.get_ident()
+            borne_out, compared = adoption.borne_out, adoption._compared
+            arrived, threads, all_there = list[int](), list[int](), threading.Event()
+
+            async def noted(*shown: Any) -> Any:
+                arrived.append(1)
+                if len(arrived) == 4:
+                    all_there.set()
+                return await borne_out(*shown)
+
+            def held_up(*shown: Any) -> Any:
+                threads.append(threading.get_ident())
+                assert all_there.wait(BOUND)
+                return compared(*shown)
+
+            adoption.borne_out, adoption._compared = noted, held_up  # type: ignore[method-assign]
+            watchers = await asyncio.gather(*(r.watch(plan) for plan in plans))
+            (job,) = r.controller.jobs.all()
+            assert (job.name, job.awaited, job.round) == ("j", set(), None)
+            assert len(threads) == 1
+            assert threads[0] != loop_thread
+            assert len(watchers) == 4
 
     run(story())
 
