@@ -31,17 +31,16 @@ from netfold.bench.harness.stalls import LongTurn, WatchedLoop
 from netfold.controller import garbage
 from netfold.controller.controller import Controller
 from netfold.controller.switch import pipeline
-from netfold.controller.switch.codec import Codec
 from netfold.fabric import generate
 from netfold.fabric.graph import Switch
-from netfold.wire.jobs import Join, Plan, Resume
+from netfold.wire.jobs import Join, Plan, Resume, Watch
 
 FABRICS: Final = ("leafspine,2,2,8", "leafspine,32,16,128", "leafspine,464,16,928")
 """4, 48 and 480 switches."""
 QUICK: Final = FABRICS[:1]
 RANKS: Final = 64
 """Most ranks of the job, spread over the fabric's hosts."""
-STAGES: Final = ("start", "job", "link", "link back", "spine", "spine back", "status", "probes")
+STAGES: Final = ("start", "job", "link", "link back", "spine", "spine back", "status", "probes", "restart")
 """Whose longest turns are reported."""
 SECONDS: Final = 900.0
 """Seconds for one fabric."""
@@ -74,6 +73,11 @@ class ControllerRow(msgspec.Struct, frozen=True):
     """Planning anew where nothing has changed."""
     status: tuple[float, float]
     """One look at the status."""
+    restart: tuple[float, float]
+    """Until a second controller has read back what all switches hold, and the ranks of the running job have
+    registered."""
+    restart_updates: int
+    """What it then writes: nothing, where all is in place."""
     probes: tuple[float, float]
     """One round of probes of all links, and what arrives of the one before."""
     probes_sent: int
@@ -92,7 +96,7 @@ def measure(fabrics: Sequence[str], echo: Callable[[str], None]) -> list[Control
              f"(peak {row.peak_mebibytes:.0f}); start {row.start[0]:.2f} s, a job's plan {row.job[0]:.2f} s; "
              f"anew after a link {row.link[0]:.2f} s ({row.link_updates} updates), a spine {row.spine[0]:.2f} s "
              f"({row.spine_updates}); a look {row.status[0]:.2f} s, a round of {row.probes_sent} probes "
-             f"{row.probes[0]:.2f} s")
+             f"{row.probes[0]:.2f} s; a restart {row.restart[0]:.2f} s ({row.restart_updates})")
         for stage, stall in row.stalls.items():
             echo(f"     {stage}: the loop stood still for {stall}")
     return rows
@@ -127,8 +131,8 @@ def _mebibytes(field: str) -> float:
 
 async def _measure(text: str, folder: Path) -> ControllerRow:
     fabric = generate.parse(text, rundir=folder)
-    codec = Codec(pipeline.of_fabric(fabric).p4info)
-    fabric = msgspec.structs.replace(fabric, probe=0)  # rounds are begun here
+    codec = pipeline.of_fabric(fabric).codec
+    fabric = msgspec.structs.replace(fabric, probe=0, steady=0, lease=SECONDS)  # rounds are begun here
     switches = {switch.name: MemorySwitch(codec) for switch in fabric.switches}
     for a, b in (pair for link in fabric.links for pair in (link.ends, link.ends[::-1])):
         if {a.node, b.node} <= switches.keys():
@@ -137,7 +141,7 @@ async def _measure(text: str, folder: Path) -> ControllerRow:
     before = _mebibytes("VmRSS")
 
     async def connect(switch: Switch) -> MemorySwitch:
-        return switches[switch.name]
+        return await switches[switch.name].connect()
 
     def updates() -> int:
         return sum(switch.updates for switch in switches.values())
@@ -161,9 +165,26 @@ async def _measure(text: str, folder: Path) -> ControllerRow:
         """Plan anew, with ranks that halt where they are told to."""
         await controller.replan()
         if any(job.stands_still for job in controller.jobs.all()):
-            await asyncio.gather(*(controller.jobs.resume(Resume(
-                plan.job, plan.rank, plan.epoch, dict.fromkeys(range(2 * len(plan.trees)), 0), SECONDS, plan.rank_secret
-            )) for plan in plans))
+            await resume()
+
+    async def resume() -> None:
+        """Let all ranks halt, and wait for their plans."""
+        plans[:] = await asyncio.gather(*(controller.jobs.resume(Resume(
+            plan.job, plan.rank, plan.epoch, dict.fromkeys(range(2 * len(plan.trees)), 0), SECONDS, plan.rank_secret
+        )) for plan in plans))
+
+    async def come_back() -> None:
+        """Plan anew until the job is back in its place, where all has been cleaned up behind it."""
+        await replan()
+        while controller.jobs.is_changing:
+            if any(job.stands_still and job.round is not None and job.round.halt_sent for job in controller.jobs.all()):
+                await resume()
+            await asyncio.sleep(0.001)
+
+    async def begin_again() -> None:
+        """Start, and have the ranks of the running job register."""
+        await controller.start()
+        await asyncio.gather(*(anext(rank) for rank in ranks))
 
     try:
         with garbage.kept_out():
@@ -182,23 +203,30 @@ async def _measure(text: str, folder: Path) -> ControllerRow:
         cable(spines[-1], up=False, count=1)
         link, link_updates = await _timed("link", replan), updates() - known
         cable(spines[-1], up=True, count=1)
-        await _timed("link back", replan)
+        await _timed("link back", come_back)
         known = updates()
         cable(spines[0], up=False, count=len(fabric.links))
         lost, spine_updates = await _timed("spine", replan), updates() - known
         cable(spines[0], up=True, count=len(fabric.links))
-        await _timed("spine back", replan)
+        await _timed("spine back", come_back)
         status = await _timed("status", controller.status)
         await _timed("probes", controller.liveness.check)
         sent = sum(switch.packets.qsize() for switch in switches.values())
         probes = await _timed("probes", controller.liveness.check)
+        await controller.stop()
+
+        known, controller = updates(), Controller(fabric, connect=connect, start_timeout=SECONDS)
+        ranks = [controller.jobs.watch(Watch(plan.job, plan.rank, plan.epoch, plan.rank_secret, plan.ticket,
+                                             plan.waits, plan.round, folds=True)) for plan in plans]
+        with garbage.kept_out():
+            restart, restart_updates = await _timed("restart", begin_again), updates() - known
     finally:
         await controller.stop()
     return ControllerRow(
         fabric=text, switches=len(fabric.switches), hosts=len(fabric.hosts), machine=machine(), entries=entries,
         start=start, mebibytes=after - before, peak_mebibytes=_mebibytes("VmHWM") - before, ranks=world, job=job,
         link=link, link_updates=link_updates, spine=lost, spine_updates=spine_updates, unchanged=unchanged,
-        status=status, probes=probes, probes_sent=sent,
+        status=status, restart=restart, restart_updates=restart_updates, probes=probes, probes_sent=sent,
         stalls={stage: stall for stage, stall in _loop().longest.items() if stage in STAGES},
     )
 

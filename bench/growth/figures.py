@@ -113,7 +113,7 @@ def _axis(name: str) -> Axis:
 def _of_controller(rows: Sequence[ControllerRow]) -> list[list[LineChart]]:
     ticks = [row.switches for row in rows]
     times = {"start": "start", "a job's plan": "job", "anew after a link": "link", "anew after a spine": "spine",
-             "a look": "status", "a round of probes": "probes"}
+             "a look": "status", "a round of probes": "probes", "a restart": "restart"}
     return [
         [LineChart("What the controller computes", ticks, {
             label: [getattr(row, field)[1] for row in rows] for label, field in times.items()}, y="processor time, s")],

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from finsy.proto import p4r
 
 from netfold.controller.switch.codec import Cells, Codec, Wanted
-from netfold.controller.switch.entities import Entry, State
+from netfold.controller.switch.entities import Entry, Identity, State
 from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.reconcile import Update
 from netfold.controller.switch.switch import PacketIn
@@ -30,6 +30,8 @@ class MemorySwitch:
         self.cables: dict[int, tuple[MemorySwitch, int]] = {}
         """The switch and its port at the other end of each port's link, where there is one."""
         self.state: State = {}
+        self._messages: dict[Identity, bytes] = {}
+        """What is held as P4Runtime's messages, where there is a codec."""
         self.updates = 0
         """Number of updates that were written."""
         self.packets: asyncio.Queue[PacketIn] = asyncio.Queue()
@@ -38,6 +40,12 @@ class MemorySwitch:
         self.on_ports: Callable[[], None] = lambda: None
         self._has_pipeline = False
         self._closed = asyncio.Event()
+
+    async def connect(self) -> MemorySwitch:
+        """Begin a session, as a controller does that comes after another one."""
+        self._closed = asyncio.Event()
+        self.packets = asyncio.Queue()
+        return self
 
     async def packet_out(self, port: int, payload: bytes) -> None:
         """Let the packet come in at the other end of the link, to be sent to the controller from there; where there is
@@ -59,6 +67,13 @@ class MemorySwitch:
     async def read_state(self, tables: Iterable[str]) -> State:
         """The stored entries of these tables, and all groups and sessions."""
         wanted = set(tables)
+        if self._codec is not None:
+            some = (message for key, message in self._messages.items()
+                    if not isinstance(held := self.state[key], Entry) or held.table in wanted)
+            # field 1 of a ReadResponse for each: tag, length as a varint of two bytes, and the message
+            answer = b"".join(b"\x0a" + bytes((len(message) & 127 | 128, len(message) >> 7)) + message
+                              for message in some)
+            return await asyncio.to_thread(self._codec.held, [answer])
         return {key: entity for key, entity in self.state.items()
                 if not isinstance(entity, Entry) or entity.table in wanted}
 
@@ -74,11 +89,15 @@ class MemorySwitch:
         """Hold what the updates say."""
         self.updates += len(updates)
         if self._codec is not None:
-            p4r.WriteRequest(updates=[p4r.Update(entity=self._codec.encode(update.entity))
-                                      for update in updates]).SerializeToString()
+            request = p4r.WriteRequest(updates=[p4r.Update(entity=self._codec.encode(update.entity))
+                                                for update in updates])
+            request.SerializeToString()
+            self._messages |= {update.entity.identity: message.entity.SerializeToString()
+                               for update, message in zip(updates, request.updates, strict=True)}
         for update in updates:
             if update.verb == "delete":
                 del self.state[update.entity.identity]
+                self._messages.pop(update.entity.identity, None)
             else:
                 self.state[update.entity.identity] = update.entity
 

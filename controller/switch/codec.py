@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from finsy.proto import p4i, p4r
 from google.protobuf.message import DecodeError
 
-from netfold.controller.switch.entities import Clone, Entity, Entry, MeterRate, Multicast, Value
+from netfold.controller.switch.entities import Clone, Entity, Entry, MeterRate, Multicast, State, Value, state
 
 Wanted = Mapping[str, Sequence[int] | None]
 """Cells of counters that are to be read, by name; None: all of a counter's."""
@@ -54,6 +55,10 @@ class _Table:
     """True if each entry has a meter of its own."""
 
 
+ENCODED: Final = 8192
+"""Messages that are remembered: switches in like places hold many entities alike."""
+DECODED: Final = 1 << 17
+"""Messages of entities that were read and are remembered, about 300 bytes each."""
 _EXACT: Final = p4i.MatchField.EXACT
 _LPM: Final = p4i.MatchField.LPM
 
@@ -85,11 +90,29 @@ class Codec:
             header.preamble.name: {m.name: (m.id, m.bitwidth) for m in header.metadata}
             for header in p4info.controller_packet_metadata
         }
+        self._encoded = lru_cache(ENCODED)(self._encode)
+        self._decoded = lru_cache(DECODED)(self._decode)
 
     # ---- entities ------------------------------------------------------------------------------------------------
 
     def encode(self, entity: Entity) -> p4r.Entity:
-        """The P4Runtime message of an entity.  Raises CodecError."""
+        """The P4Runtime message of an entity, which others get as well, so that it must not be changed.  Raises
+        CodecError."""
+        return self._encoded(entity)
+
+    def held(self, answers: Iterable[bytes]) -> State:
+        """The entities in answers to reads, by their identities; only bytes that have not been met before are decoded.
+        It takes some milliseconds: to be called on another thread.  Raises CodecError and Conflict."""
+        try:
+            return state(self._decoded(entity.SerializeToString())
+                         for answer in answers for entity in p4r.ReadResponse.FromString(answer).entities)
+        except DecodeError as error:
+            raise CodecError(f"entities: expected what was asked for, got {error!r}") from error
+
+    def _decode(self, message: bytes) -> Entity:
+        return self.decode(p4r.Entity.FromString(message))
+
+    def _encode(self, entity: Entity) -> p4r.Entity:
         match entity:
             case Multicast():
                 return _multicast(entity)

@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,7 @@ from google.protobuf import text_format
 
 from cbuild.cache import Cache
 from netfold.controller.switch import bmv2_program
+from netfold.controller.switch.codec import Codec
 from netfold.disk import files
 from netfold.fabric.graph import Engine, Fabric
 from netfold.wire.roce import PATH_MTU
@@ -54,7 +56,12 @@ class Pipeline:
     p4info: p4i.P4Info
     device_config: bytes
 
-    @property
+    @cached_property
+    def codec(self) -> Codec:
+        """Encodes and decodes this program's entities, for the sessions with all switches."""
+        return Codec(self.p4info)
+
+    @cached_property
     def cookie(self) -> int:
         """A hash of the pipeline, by which a switch that runs it already is recognised."""
         digest = hashlib.sha256(self.p4info.SerializeToString(deterministic=True) + b"\0" + self.device_config)

@@ -28,8 +28,8 @@ from google.protobuf.struct_pb2 import Struct
 
 from netfold.controller.switch import arbitration, channel, probe, reach
 from netfold.controller.switch.arbitration import EOF
-from netfold.controller.switch.codec import Cells, Codec, CodecError, Wanted
-from netfold.controller.switch.entities import Entity, State, state
+from netfold.controller.switch.codec import Cells, CodecError, Wanted
+from netfold.controller.switch.entities import State
 from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.reconcile import Update
@@ -115,7 +115,7 @@ class Session:
         """Called when another client has become primary, before the session ends for that."""
         self._device_id = device_id
         self._pipeline = pipeline
-        self._codec = Codec(pipeline.p4info)
+        self._codec = pipeline.codec
         self._election_number = election_id
         self._election = arbitration.message_of(election_id)
         self._speaks_tls = credentials is not None
@@ -390,8 +390,13 @@ class Session:
         SwitchError."""
         wanted = [self._codec.read_table(table) for table in tables if self._codec.has_table(table)]
         wanted += [self._codec.read_multicast(), self._codec.read_clones()]
+        request = p4r.ReadRequest(device_id=self._device_id, entities=wanted)
+        answers: list[bytes] = []
+        with self._errors("Read"):
+            async for answer in self._read_raw(request.SerializeToString(), timeout=RPC_TIMEOUT):
+                answers.append(answer)
         try:
-            return state([self._decode(entity) for entity in await self._read(wanted)])
+            return await asyncio.to_thread(self._codec.held, answers)
         except CodecError as error:
             raise SwitchError(f"{self.name} ({self.address}): read back what this controller never writes: {error}"
                               ) from error
@@ -425,9 +430,6 @@ class Session:
         """The packets in one cell of an indirect counter.  Raises SwitchError."""
         entities = await self._read([self._codec.read_counter(name, index)])
         return sum(entity.counter_entry.data.packet_count for entity in entities)
-
-    def _decode(self, message: p4r.Entity) -> Entity:
-        return self._codec.decode(message)
 
     async def _read(self, wanted: list[p4r.Entity]) -> list[p4r.Entity]:
         request = p4r.ReadRequest(device_id=self._device_id, entities=wanted)

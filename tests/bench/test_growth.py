@@ -88,6 +88,7 @@ def test_quick_figures_are_measured_and_drawn(tmp_path: Path) -> None:
     assert scale.entries > 0
     assert min(scale.link_updates, scale.spine_updates) > 0, "the job's trees move both times"
     assert scale.probes_sent == 8, "over four links between switches, both ways"
+    assert scale.restart_updates == 0, "all is in place"
     assert list(scale.stalls) == list(STAGES)
     assert all(0 < stall.callback_seconds <= stall.seconds and stall.callback for stall in scale.stalls.values())
     figure = (tmp_path / "growth-controller.svg").read_text()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from netfold.controller.switch import channel
 from netfold.controller.switch.codec import Codec, CodecError, Count
-from netfold.controller.switch.entities import Entry, Multicast
+from netfold.controller.switch.entities import Entity, Entry, Multicast, state
 from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.reconcile import Update
 from netfold.controller.switch.switch import NotPrimary, PacketIn, Session, SwitchError
@@ -404,3 +404,24 @@ def test_a_quiet_session_is_not_pinged_to_death() -> None:
     """gRPC servers take more pings than one in five minutes for abuse, unless told otherwise, and end the connection:
     a fabric of one leaf, which has no links to probe, lost its switch every two minutes."""
     assert dict(channel.OPTIONS)["grpc.keepalive_time_ms"] > 300_000
+
+
+def test_what_was_read_before_is_not_decoded_again() -> None:
+    """Switches in like places hold entities alike: the same bytes are decoded once, others are looked at for
+    themselves."""
+    codec, decoded = Codec(tiny_p4info()), list[Entity]()
+    decode = codec.decode
+
+    def noted(message: p4r.Entity) -> Entity:
+        decoded.append(decode(message))
+        return decoded[-1]
+
+    codec.decode = noted  # type: ignore[method-assign]
+    groups = [Multicast(n, ((1, 0),)) for n in (1, 2, 3)]
+    answers = [p4r.ReadResponse(entities=[codec.encode(group) for group in some]).SerializeToString()
+               for some in (groups[:2], groups[1:])]
+    assert codec.held(answers[:1]) == state(groups[:2])
+    assert codec.held(answers) == state(groups)
+    assert decoded == groups
+    with pytest.raises(CodecError, match="expected what was asked for"):
+        codec.held([b"\x0a\x05\x00"])
