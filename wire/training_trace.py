@@ -20,6 +20,17 @@ MAX_EVENTS: Final = 200_000
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all",
                "barrier", "send", "recv"]
+OPERATORS: Final[dict[str, tuple[Kind, int]]] = {
+    "allreduce_": ("all_reduce", 0), "allreduce_coalesced_": ("all_reduce", 0), "allgather_": ("all_gather", 0),
+    "_allgather_base_": ("all_gather", 0), "allgather_coalesced_": ("all_gather", 0),
+    "allgather_into_tensor_coalesced_": ("all_gather", 0), "reduce_scatter_": ("reduce_scatter", 1),
+    "_reduce_scatter_base_": ("reduce_scatter", 1), "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "broadcast_": ("broadcast", 0), "reduce_": ("reduce", 0), "gather_": ("gather", 1), "scatter_": ("scatter", 0),
+    "alltoall_": ("all_to_all", 1), "alltoall_base_": ("all_to_all", 1), "barrier": ("barrier", 0),
+    "send": ("send", 0), "recv_": ("recv", 0),
+}
+"""torch's operators, c10d::NAME: what each is, and the place of the whole buffer among its arguments; for gather and
+scatter that of a rank's part."""
 RankNumber = Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]
 
 

@@ -8,9 +8,9 @@ these ways on a fabric of softswitches with the same links.
 ddp-cnn, ddp-transformer   DistributedDataParallel, in lanes of 32, 16 and 8 bits
 fsdp2, hsdp                fully_shard of the transformer, over all ranks, and over two replicas
 
-gloo runs on a plain bridge, which is replayed as one leaf.  The error compares
-the medians of the replayed and the real steps.  If the machine's cores are the limit, and not the links, real steps are
-longer than the replay says.
+gloo runs on a plain bridge, which is replayed as one leaf.  The error compares the replayed step with the median of the
+real ones; `last` is the mean step of the round that was recorded.  If the machine's cores are the limit, and not the
+links, real steps are longer than the replay says.
 """
 
 from __future__ import annotations
@@ -59,14 +59,16 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     print(f"# {RANKS} ranks, fabric 2 x 2 of softswitches; ms a step; load {os.getloadavg()[0]:.1f}")
-    print(f"# {'program':<16} {'links':>7} {'way':<9} {'compute':>8} {'replayed':>9} {'real':>9} {'error':>6}")
+    print(f"# {'program':<16} {'links':>7} {'way':<9} {'compute':>8} {'replayed':>9} {'real':>9} {'last':>9} "
+          f"{'error':>6}")
     for rate in options.rates.split(","):
         for program in options.programs.split(","):
             with tempfile.TemporaryDirectory(prefix="whatif-", dir=Path.cwd()) as folder:
                 for row in compare(program, rate, Path(folder), steps=options.steps, rounds=options.rounds):
                     rows.append(row)
                     print(f"  {program:<16} {rate:>7} {row['way']:<9} {row['compute'] * 1e3:>8.1f} "
-                          f"{row['replayed'] * 1e3:>9.1f} {row['real'] * 1e3:>9.1f} {row['error']:>+6.1%}", flush=True)
+                          f"{row['replayed'] * 1e3:>9.1f} {row['real'] * 1e3:>9.1f} {row['last'] * 1e3:>9.1f} "
+                          f"{row['error']:>+6.1%}", flush=True)
     print(f"# load {os.getloadavg()[0]:.1f}")
     if options.rows:
         options.rows.write_text(json.dumps(rows, indent=1) + "\n")
@@ -88,10 +90,11 @@ def compare(program: str, rate: str, folder: Path, *, steps: int, rounds: int) -
         fabric = leafspine(1, 0, RANKS) if backend == known else leafspine(2, 2, RANKS)
         costs = HostCosts(fabric.path_mtu, LINK_MTUS[fabric.path_mtu], MESSAGE)
         outcome = replay(training, RankFabric(fabric, bits_per_second(rate), RANKS, costs=costs, delay=0.0), way)
+        own = traces.seconds_of_a_step(traces.read([folder / f"{backend}-{bits}.json"]))
         found.append({
             "program": program, "rate": rate, "way": way.name, "compute": outcome.compute, "replayed": outcome.step,
             "real": row["step_seconds"], "real_best": row["step_seconds_best"], "real_worst": row["step_seconds_worst"],
-            "error": outcome.step / row["step_seconds"] - 1, "machine_busy": row["machine_busy"],
+            "last": own, "error": outcome.step / row["step_seconds"] - 1, "machine_busy": row["machine_busy"],
             "processor_seconds": row["cpu_seconds"] + row["switch_cpu_seconds"], "machine": row["machine"]})
     return found
 

@@ -34,6 +34,7 @@ from netfold.host.torch.work import TorchWork
 from netfold.wire.training_trace import (
     FORMAT,
     MAX_EVENTS,
+    OPERATORS,
     Kind,
     RankTrace,
     TracedCall,
@@ -46,17 +47,6 @@ from netfold.wire.training_trace import (
 SKIPPED, RECORDED = 2, 5
 """Steps that are left out first, since they warm up, and those that are recorded."""
 
-OPERATORS: Final[dict[str, tuple[Kind, int]]] = {
-    "allreduce_": ("all_reduce", 0), "allreduce_coalesced_": ("all_reduce", 0), "allgather_": ("all_gather", 0),
-    "_allgather_base_": ("all_gather", 0), "allgather_coalesced_": ("all_gather", 0),
-    "allgather_into_tensor_coalesced_": ("all_gather", 0), "reduce_scatter_": ("reduce_scatter", 1),
-    "_reduce_scatter_base_": ("reduce_scatter", 1), "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
-    "broadcast_": ("broadcast", 0), "reduce_": ("reduce", 0), "gather_": ("gather", 1), "scatter_": ("scatter", 0),
-    "alltoall_": ("all_to_all", 1), "alltoall_base_": ("all_to_all", 1), "barrier": ("barrier", 0),
-    "send": ("send", 0), "recv_": ("recv", 0),
-}
-"""torch's operators: what each is, and the place of the whole buffer among its arguments; for gather and scatter that
-of a rank's part."""
 METHODS: Final[dict[str, tuple[Kind, int]]] = {
     **{name.rstrip("_"): known for name, known in OPERATORS.items()}, "all_gather_single": ("all_gather", 0),
     "all_gather_single_coalesced": ("all_gather", 0), "reduce_scatter_single": ("reduce_scatter", 1),

@@ -128,5 +128,5 @@ def draw(report: WhatIfReport, stem: Path) -> list[Path]:
         BarChart("Computing, and waiting for collectives", {
             row.way: {"compute": row.compute * 1e3, "wait": sum(row.exposed.values()) * 1e3} for row in report.rows},
             "time of a step, ms"),
-        BarChart("The busiest link", {row.way: {row.way: row.busiest_bytes / 1e6} for row in report.rows},
+        BarChart("The busiest link", {row.way: {"busiest link": row.busiest_bytes / 1e6} for row in report.rows},
                  "MB of a step, headers included")])

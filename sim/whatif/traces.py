@@ -1,33 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads recordings of a training, of one rank or of all."""
+"""Reads recordings of a training, of one rank or of all: those of `netfold.torch.record`, PyTorch's execution traces
+with the profiler's traces beside them, and Chakra's."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from netfold.disk import files
+from netfold.sim.whatif import chakra, pytorch
 from netfold.sim.whatif.program import TraceError
-from netfold.wire.training_trace import RankTrace, TracedStep
+from netfold.wire.training_trace import FORMAT, RankTrace, TracedStep
 
 MOST_BYTES: Final = 256 << 20
 """Bytes of one file at most."""
 MOST_FILES: Final = 4096
 
 
-def read(paths: Sequence[Path]) -> list[RankTrace]:
-    """The recordings in files, or in all .json files of folders; PATH stands for PATH.rankN.json as well, as
+def read(paths: Sequence[Path], ranks: int | None = None) -> list[RankTrace]:
+    """The recordings in files, or in all .json and .et files of folders; PATH stands for PATH.rankN.json as well, as
     `netfold.torch.record` was given it.
 
+    ranks  how many there are, where one trace of Chakra stands for all
+    Chakra's files are those of rank 0, 1 ... in the order of their names' numbers.  A profile belongs to the execution
+    trace of the same process.
     Raises TraceError, and OSError for files that cannot be read.
     """
     found = [file for path in paths for file in _files(path)]
     if not 0 < len(found) <= MOST_FILES:
         raise TraceError(f"{', '.join(map(str, paths))}: {len(found)} files: expected 1 to {MOST_FILES}")
-    return [_read(file) for file in found]
+    recorded: list[RankTrace] = []
+    graphs: list[list[chakra.ChakraNode]] = []
+    traces: dict[object, pytorch.Tree] = {}
+    profiles: dict[object, pytorch.Tree] = {}
+    for file in sorted(found, key=_numbers):
+        data = files.read(file, MOST_BYTES)
+        tree = _tree(data)
+        if tree.get("format") == FORMAT:
+            recorded.append(_decoded(file, data))
+        elif isinstance(tree.get("nodes"), list):
+            traces[tree.get("pid")] = tree
+        elif isinstance(tree.get("traceEvents"), list):
+            profiles[_process(tree)] = tree
+        else:
+            graphs.append(_graph(file, data))
+    if traces.keys() != profiles.keys():
+        raise TraceError(f"execution traces of processes {sorted(map(str, traces))} and profiles of processes "
+                         f"{sorted(map(str, profiles))}: expected both of each, since the former have no times")
+    recorded += [pytorch.recording(trace, profiles[process]) for process, trace in traces.items()]
+    return [*recorded, *(chakra.recordings(graphs, ranks) if graphs else ())]
 
 
 def seconds_of_a_step(recorded: Sequence[RankTrace]) -> float:
@@ -39,7 +64,7 @@ def seconds_of_a_step(recorded: Sequence[RankTrace]) -> float:
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
-        return sorted(path.glob("*.json"))
+        return [*path.glob("*.json"), *path.glob("*.et")]
     if path.exists():
         return [path]
     return sorted(path.parent.glob(f"{_literal(path.stem)}.rank*{_literal(path.suffix or '.json')}")) or [path]
@@ -49,8 +74,35 @@ def _literal(text: str) -> str:
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in text)
 
 
-def _read(path: Path) -> RankTrace:
+def _numbers(path: Path) -> list[tuple[int, str]]:
+    """What sorts trace.2.et before trace.10.et."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", str(path))]
+
+
+def _tree(data: bytes) -> dict[str, Any]:
+    """What a file of JSON says; nothing where it is none, or several one after another."""
     try:
-        return msgspec.json.decode(files.read(path, MOST_BYTES), type=RankTrace)
+        tree = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def _process(profile: pytorch.Tree) -> object:
+    """The process whose operators a profile has."""
+    return next((event.get("pid") for event in profile["traceEvents"]
+                 if isinstance(event, dict) and event.get("cat") == "cpu_op"), None)
+
+
+def _decoded(path: Path, data: bytes) -> RankTrace:
+    try:
+        return msgspec.json.decode(data, type=RankTrace)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise TraceError(f"{path}: {error}; expected a file of `netfold.torch.record`") from None
+
+
+def _graph(path: Path, data: bytes) -> list[chakra.ChakraNode]:
+    try:
+        return chakra.nodes(data)
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from error.__cause__

@@ -16,12 +16,14 @@ from netfold.cli.options import TOPO_FORM, Json, Topo
 def what_if(
     trace: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="As `netfold.torch.record` was given it: the "
                                                 "files of all ranks, their folder, or that of one rank where all do "
-                                                "the same.")],
+                                                "the same. Also PyTorch's and Chakra's execution traces.")],
     fabric: Annotated[Path | None, typer.Option("--fabric", metavar="FABRIC.toml", help="The fabric's file.")] = None,
     topo: Topo = None,
     rate: Annotated[str, typer.Option(help="Rate of links for which the fabric states none.")] = "100gbit",
     ways: Annotated[str, typer.Option(help="all, or by commas: gloo, ring, halving-doubling, planned, innet, "
                                            "innet-16, innet-8, two-planes, hierarchical.")] = "all",
+    number: Annotated[int | None, typer.Option("--ranks", min=2, help="Ranks, where one trace of Chakra stands for "
+                                               "all.")] = None,
     per_host: Annotated[int, typer.Option("--ranks-per-host", min=1, help="Ranks that share each host's link.")] = 1,
     message: Annotated[float, typer.Option(min=0, help="Seconds that a message costs beside its bytes, with the "
                                                      "software of both ends.")] = 25e-6,
@@ -48,7 +50,7 @@ def what_if(
         if not all(seed.strip().isdecimal() for seed in seeds.split(",")):
             raise ValueError(f"--seeds: expected whole numbers by commas, got {seeds!r}")
         made = load(fabric) if fabric is not None else checked(lambda: parse(topo or ""))
-        recorded = traces.read(trace)
+        recorded = traces.read(trace, number)
         program = program_of(recorded)
         costs = HostCosts(made.path_mtu, LINK_MTUS[made.path_mtu], message)
         ranks = RankFabric(made, bits_per_second(rate), len(program.ranks), per_host=per_host, costs=costs, delay=delay)
