@@ -26,10 +26,11 @@ from pathlib import Path
 from netfold.plots.charts import PlotsMissing
 from netfold.sim.claims import STATES, Claim, ComparisonRow, State, claims, describe, identity
 from netfold.sim.figures import draw, draw_claims
+from netfold.sim.kept import Progress
 from netfold.sim.packet import Transport
 from netfold.sim.placement import SCHEMES
 from netfold.sim.points import Point, broken, fabric, simulate_large, simulate_point
-from netfold.sim.results import RESULTS, Journal, write_results, write_tables
+from netfold.sim.results import RESULTS, ROWS, Journal, write_results, write_tables
 from netfold.sim.sweep import sweep
 from netfold.sim.training import TRAINING
 from netfold.sim.workload import COLLECTIVES
@@ -139,13 +140,16 @@ def _simulate(comparison: Comparison, out: Path, *, jobs: int | None, resume: bo
     with Journal(out, comparison.rto, resume=resume) as journal:
         todo = [point for point in points if identity(point) not in journal.rows]
         seeds = ", ".join(map(str, comparison.seeds))
-        echo(f"{len(points)} simulations, {len(points) - len(todo)} of them done, seeds {seeds}")
-        for point, row in zip(todo, sweep(simulate_point, todo, jobs=jobs, echo=echo), strict=True):
-            journal.add(row)
-            first = places[point] // comparison.group * comparison.group
-            group = [journal.rows.get(identity(other)) for other in points[first:first + comparison.group]]
-            if all(group):
-                echo(f"{first + comparison.group:4}/{len(points)} {_line([one for one in group if one])}")
+        progress = Progress(len(points), len(points) - len(todo))
+        echo(f"{progress.total} simulations, {progress.done} of them done, seeds {seeds}")
+        with progress.kept_in(out / ROWS, echo):
+            for point, row in zip(todo, sweep(simulate_point, todo, jobs=jobs, echo=echo), strict=True):
+                journal.add(row)
+                said = progress.step()
+                first = places[point] // comparison.group * comparison.group
+                group = [journal.rows.get(identity(other)) for other in points[first:first + comparison.group]]
+                if all(group):
+                    echo(f"{said}: {_line([one for one in group if one])}")
     return [journal.rows[identity(point)] for point in points]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,8 +21,8 @@ from netfold.fabric import trees
 from netfold.fabric.clos import Clos
 from netfold.fabric.paths import Flow, fewest_pieces, plan
 from netfold.plots.charts import BarChart, bar_charts, spread
-from netfold.sim import netreduce
 from netfold.sim.folding import FoldRules, beside, fold, fold_graph
+from netfold.sim.kept import simulate_all
 from netfold.sim.packet import Transport, simulate
 from netfold.sim.placement import SCHEMES, Placement, place
 from netfold.sim.topology import Topology, leaf_spine
@@ -98,26 +99,26 @@ def point(topology: Topology, trees_of: str, fold_bytes: int, flow_bytes: int, w
                      float(ends[:len(sending)].max()), out.time)
 
 
-def run(*, out: Path, short: bool) -> list[BesideRow]:
+def run(*, out: Path, short: bool, resume: bool = False) -> list[BesideRow]:
     """Simulate, write beside.csv and beside.svg, and say the ratios.  ``short``: 16 hosts, 256 KiB, in seconds.
 
-    Raises PlotsMissing, and OSError where a file cannot be written.
+    resume  take over the rows that an interrupted run has left in beside.csv
+    Raises ValueError where that file has others, PlotsMissing, and OSError where a file cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
     topology = (leaf_spine(hosts=16, leaves=2, spines=2, rate=RATE) if short else
                 leaf_spine(hosts=64, leaves=8, spines=4, rate=RATE))
     size = 1 << (18 if short else 22)
-    rows: list[BesideRow] = []
-    for name in TREES:
-        for fold_bytes, flow_bytes in ((size, size),) if short else ((size, 4 * size), (size, size), (4 * size, size)):
-            for way in WAYS:
-                for seed in SEEDS[:2 if short else None] if way == "hashed" else SEEDS[:1]:
-                    rows.append(point(topology, name, fold_bytes, flow_bytes, way, seed))
-                mean = _mean(rows, name, fold_bytes, flow_bytes, way)
-                print(f"{name}, {fold_bytes >> 10} KiB folded beside {flow_bytes >> 10} KiB all-to-all, {way}: fold "
-                      f"{mean['fold'] * 1e6:.0f} us (alone {rows[-1].fold_alone * 1e6:.0f}), flows "
-                      f"{mean['flows'] * 1e6:.0f} us", flush=True)
-    netreduce.write_csv(out / "beside.csv", rows)
+    sizes = ((size, size),) if short else ((size, 4 * size), (size, size), (4 * size, size))
+    rows = simulate_all(out / "beside.csv", BesideRow, partial(point, topology), [
+        (name, *both, way, seed) for name in TREES for both in sizes for way in WAYS
+        for seed in (SEEDS[:2 if short else None] if way == "hashed" else SEEDS[:1])], key=5, resume=resume,
+        jobs=1 if short else None)
+    for name, fold_bytes, flow_bytes, way in dict.fromkeys((r.trees, r.fold_bytes, r.flow_bytes, r.way) for r in rows):
+        mean = _mean(rows, name, fold_bytes, flow_bytes, way)
+        print(f"{name}, {fold_bytes >> 10} KiB folded beside {flow_bytes >> 10} KiB all-to-all, {way}: fold "
+              f"{mean['fold'] * 1e6:.0f} us (alone {mean['fold_alone'] * 1e6:.0f}), flows {mean['flows'] * 1e6:.0f} us",
+              flush=True)
     draw(rows, topology, out)
     return rows
 
@@ -139,4 +140,4 @@ def draw(rows: Sequence[BesideRow], topology: Topology, folder: Path) -> list[Pa
 def _mean(rows: Sequence[BesideRow], name: str, fold_bytes: int, flow_bytes: int, way: str) -> dict[str, float]:
     here = [row for row in rows if (row.trees, row.fold_bytes, row.flow_bytes, row.way) ==
             (name, fold_bytes, flow_bytes, way)]
-    return {"fold": float(np.mean([row.fold for row in here])), "flows": float(np.mean([row.flows for row in here]))}
+    return {key: float(np.mean([getattr(row, key) for row in here])) for key in ("fold_alone", "fold", "flows")}

@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, fields
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,30 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row", bound="DataclassInstance")
 _READ: Final[dict[str, Callable[[str], object]]] = {"str": str, "int": int, "float": float}
+
+
+class Progress:
+    """How many of all simulations are done, and about how long the rest takes."""
+
+    def __init__(self, total: int, done: int, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.total, self.done = total, done
+        self._before, self._clock, self._begin = done, clock, clock()
+
+    def step(self) -> str:
+        """Count one more and say, for a line of progress, where that leads."""
+        self.done += 1
+        left = (self._clock() - self._begin) / (self.done - self._before) * (self.total - self.done)
+        return f"{self.done}/{self.total}, about {left:.0f} s left"
+
+    @contextmanager
+    def kept_in(self, path: Path, echo: Callable[[str], None]) -> Iterator[None]:
+        """While rows are written to ``path``: whoever interrupts is told what is kept, and how to go on."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            echo(f"interrupted: {self.done} of {self.total} simulations are kept in {path}; the same command with "
+                 "--resume goes on from there")
+            raise
 
 
 def simulate_all(path: Path, kind: type[Row], simulate: Callable[..., Row], arguments: Sequence[tuple[object, ...]], *,
@@ -39,17 +64,16 @@ def simulate_all(path: Path, kind: type[Row], simulate: Callable[..., Row], argu
     done = {astuple(row)[:key]: row for row in (_read(path, kind) if resume else [])}
     todo = [one for one in dict.fromkeys(arguments) if one not in done]
     files.replace(path, _lines([names, *map(astuple, done.values())]))
-    echo(f"{len(arguments)} simulations, {len(arguments) - len(todo)} of them done")
-    begin = time.perf_counter()
-    with files.append(path) as file:
-        for number, row in enumerate(sweep(partial(_call, simulate), todo, jobs=jobs, echo=echo), 1):
+    progress = Progress(len(arguments), len(arguments) - len(todo))
+    echo(f"{progress.total} simulations, {progress.done} of them done")
+    with files.append(path) as file, progress.kept_in(path, echo):
+        for row in sweep(partial(_call, simulate), todo, jobs=jobs, echo=echo):
             done[astuple(row)[:key]] = row
             file.write(_lines([astuple(row)]))
             file.flush()
-            left = (time.perf_counter() - begin) / number * (len(todo) - number)
             said = " ".join(f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
                             for name, value in zip(names, astuple(row), strict=True))
-            echo(f"{len(arguments) - len(todo) + number}/{len(arguments)}, about {left:.0f} s left: {said}")
+            echo(f"{progress.step()}: {said}")
     rows = [done[one] for one in arguments]
     files.replace(path, _lines([names, *map(astuple, rows)]))
     return rows

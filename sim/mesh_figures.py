@@ -12,6 +12,7 @@ from pathlib import Path
 
 from netfold.disk import files
 from netfold.plots.charts import GridChart, LineChart, PlotsMissing, grid_charts, line_charts
+from netfold.sim.kept import Progress
 from netfold.sim.mesh import ALGORITHMS, ITEM, Grid, runs_on, simulate
 from netfold.sim.mesh_schedule import MeshMessage, allreduce
 
@@ -64,6 +65,7 @@ def compare(grids: Sequence[Grid], sizes: Sequence[int], algorithms: Sequence[st
     if low := [size for size in sizes if size < 1]:
         raise ValueError(f"a size of {low[0]} KiB: expected 1 or more")
     rows: list[MeshRow] = []
+    progress = Progress(len(grids) * len(sizes), 0)
     for grid in grids:
         for size in sizes:
             nbytes = size << 10
@@ -77,7 +79,7 @@ def compare(grids: Sequence[Grid], sizes: Sequence[int], algorithms: Sequence[st
                                         one.time / bound(grid, nbytes), one.steps, busiest,
                                         float(one.link_bytes.mean()) / busiest))
             said = "  ".join(f"{name} {one.time * 1e6:.0f}" for name, one in found.items())
-            echo(f"{_name(grid)} {_size(size)}, us: {said}")
+            echo(f"{progress.step()}: {_name(grid)} {_size(size)}, us: {said}")
     return rows
 
 

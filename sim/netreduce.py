@@ -186,6 +186,8 @@ RULES: Final[dict[str, FoldRules]] = {"PN": OURS, "NR": OURS, "PN-credits": PAPE
 """The flow control of each way that folds."""
 SPARE: Final = {"ATP": 1}
 """Machines more in each rack, of ways that need servers."""
+CREDITED: Final = ("PN", "PN-credits")
+"""The ways whose crossovers with the flat ring are measured."""
 SEEDS: Final = (1, 2, 3)
 """Seeds of the losses."""
 LABELS: Final[dict[str, str]] = {
@@ -194,6 +196,20 @@ LABELS: Final[dict[str, str]] = {
     "FR": "flat ring",
     "TA": "Tencent's hierarchy", "HD": "halving-doubling", "DBT": "double binary tree"}
 """The ways as figures name them."""
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """Where parallel NetReduce and the flat ring take equally long."""
+
+    gpus: int
+    scheme: str
+    size: int
+    alpha: float
+    measured: float
+    """The ratio of bandwidths inside to outside, by bisection to 0.016."""
+    condition: float
+    """That of `bound`."""
 
 
 def bound(gpus: int) -> float:
@@ -224,15 +240,15 @@ def point(figure: str, scheme: str, gpus: int, inside: float, alpha: float, size
                           np.inf if out.unfinished else out.time, c["resent"] + c["fold_resent"], c["hops"])
 
 
-def crossover(gpus: int, size: int, alpha: float, scheme: str = "PN") -> float:
-    """The measured ratio of bandwidths at which ``scheme`` and the flat ring take equally long, by bisection."""
+def crossover(gpus: int, scheme: str, size: int, alpha: float) -> Crossover:
+    """Simulate until the ratio of bandwidths at which ``scheme`` and the flat ring take equally long is known."""
     low, high = 1.0, 3.0
     for _ in range(7):
         middle = (low + high) / 2
         inside = middle * OUTSIDE / 1e9
         pn, fr = (point("", way, gpus, inside, alpha, size).time for way in (scheme, "FR"))
         low, high = (low, middle) if pn < fr else (middle, high)
-    return (low + high) / 2
+    return Crossover(gpus, scheme, size, alpha, (low + high) / 2, bound(gpus))
 
 
 def sweep(*, short: bool) -> Iterator[tuple[str, str, int, float, float, int, float, int, int]]:
@@ -256,24 +272,22 @@ def sweep(*, short: bool) -> Iterator[tuple[str, str, int, float, float, int, fl
 def run(*, out: Path, short: bool, resume: bool = False) -> list[AllreducePoint]:
     """Simulate all points, write points.csv, crossover.csv, netreduce.svg and crossover.svg there, and say the ratios.
 
-    resume  take over the rows that an interrupted run has left in points.csv
-    Raises ValueError where that file has others, PlotsMissing, and OSError where a file cannot be written.
+    resume  take over the rows that an interrupted run has left in points.csv and crossover.csv
+    Raises ValueError where these files have others, PlotsMissing, and OSError where a file cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
     points = simulate_all(out / "points.csv", AllreducePoint, point, list(sweep(short=short)), key=9, resume=resume,
                           jobs=1 if short else None)
     counts = (32, 64) if short else (32, 64, 128, 256)
     size = (1 if short else 8) << 20
-    measured = [crossover(gpus, size, 1e-7) for gpus in counts]
-    credited = [crossover(gpus, size, 1e-7, "PN-credits") for gpus in counts]
-    theory = [bound(gpus) for gpus in counts]
-    for gpus, seen, with_credits, least in zip(counts, measured, credited, theory, strict=True):
-        print(f"PN passes the flat ring at {gpus} GPUs where inside / outside is {seen:.3f}, with the paper's credits "
-              f"{with_credits:.3f}; by bandwidth alone {least:.3f}")
-    _csv(out / "crossover.csv", ["gpus", "measured", "credits", "condition"],
-         list(zip(counts, measured, credited, theory, strict=True)))
+    found = simulate_all(out / "crossover.csv", Crossover, crossover,
+                         [(gpus, way, size, 1e-7) for gpus in counts for way in CREDITED], key=4, resume=resume,
+                         jobs=1 if short else None)
+    for one in found:
+        print(f"{LABELS[one.scheme]} passes the flat ring at {one.gpus} GPUs where inside / outside is "
+              f"{one.measured:.3f}; by bandwidth alone {one.condition:.3f}")
     draw(points, out)
-    draw_crossover(list(zip(counts, measured, credited, theory, strict=True)), out)
+    draw_crossover(found, out)
     return points
 
 
@@ -283,14 +297,18 @@ def draw(points: Sequence[AllreducePoint], folder: Path) -> list[Path]:
                        "machine with one card of 12.5 GB/s", _charts(points), y="time, ms")
 
 
-def draw_crossover(rows: Sequence[tuple[int, float, float, float]], folder: Path) -> list[Path]:
-    """Draw (GPUs, measured, with the paper's credits, by bandwidth alone), and return the files, crossover.svg and
-    crossover.pdf.  Raises PlotsMissing, OSError."""
-    counts, measured, credited, theory = zip(*rows, strict=True)
+def draw_crossover(found: Sequence[Crossover], folder: Path) -> list[Path]:
+    """Draw them over GPUs, and the condition, and return the files, crossover.svg and crossover.pdf.
+
+    Raises PlotsMissing, OSError.
+    """
+    measured = {way: [one for one in found if one.scheme == way] for way in CREDITED}
+    counts = [one.gpus for one in measured[CREDITED[0]]]
     return line_charts(
         folder / "crossover", "Above these ratios of bandwidths, parallel NetReduce passes the flat ring",
-        [[LineChart("0.1 µs a step", counts, {LABELS["PN"]: measured, LABELS["PN-credits"]: credited,
-                                              "sufficient condition": theory})]],
+        [[LineChart("0.1 µs a step", counts, {
+            **{LABELS[way]: [one.measured for one in ones] for way, ones in measured.items()},
+            "sufficient condition": [bound(gpus) for gpus in counts]})]],
         x="GPUs", y="bandwidth inside / outside")
 
 
@@ -317,12 +335,8 @@ def _charts(points: Sequence[AllreducePoint]) -> list[list[LineChart]]:
 
 def write_csv(path: Path, rows: Sequence[DataclassInstance]) -> None:
     """Write rows of one dataclass, with its names as the head.  Raises OSError."""
-    _csv(path, [field.name for field in fields(rows[0])], [astuple(row) for row in rows])
-
-
-def _csv(path: Path, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(rows)
+    writer.writerow([field.name for field in fields(rows[0])])
+    writer.writerows(astuple(row) for row in rows)
     files.replace(path, text.getvalue().encode())

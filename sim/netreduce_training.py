@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import joblib
 import numpy as np
 
 from netfold.plots.charts import BarChart, LineChart, bar_charts, line_charts
 from netfold.sim import netreduce
 from netfold.sim.folding import fold
+from netfold.sim.kept import simulate_all
 from netfold.sim.networks import NETWORKS, TrainedNet
 from netfold.sim.topology import Topology
 from netfold.sim.workload import double_binary_tree, halving_doubling, ring
@@ -106,6 +106,26 @@ class TrainingRow:
     """The paper's value for NetReduce (`PAPER`); None if there is none."""
 
 
+@dataclass(frozen=True)
+class BucketRow:
+    """The simulated allreduce of one bucket's bytes on one cluster."""
+
+    machines: int
+    gpus: int
+    """Of each machine."""
+    inside: float
+    card: float
+    scheme: str
+    size: int
+    seconds: float
+
+
+def simulate_bucket(machines: int, gpus: int, inside: float, card: float, scheme: str, size: int) -> BucketRow:
+    """Simulate one allreduce."""
+    seconds = allreduce_seconds(GpuCluster(machines, gpus, inside, card), scheme, size)
+    return BucketRow(machines, gpus, inside, card, scheme, size, seconds)
+
+
 def allreduce_seconds(cluster: GpuCluster, scheme: str, nbytes: int, *, alpha: float = 1e-6) -> float:
     """Seconds of one allreduce of ``nbytes`` on each GPU.  alpha: seconds of two links."""
     if cluster.gpus > 1:
@@ -161,22 +181,25 @@ def step(network: TrainedNet, sizes: Sequence[int], seconds: Sequence[float], *,
     return compute, spent, max(compute, free)
 
 
-def sweep(clusters: Sequence[GpuCluster]) -> Iterator[tuple[GpuCluster, str, int]]:
-    """The arguments of `allreduce_seconds`."""
-    return ((cluster, way, size) for cluster in clusters for way in cluster.ways for size in cluster.sizes)
+def sweep(clusters: Sequence[GpuCluster]) -> Iterator[tuple[int, int, float, float, str, int]]:
+    """The arguments of `simulate_bucket`."""
+    return ((one.machines, one.gpus, one.inside, one.card, way, size)
+            for one in clusters for way in one.ways for size in one.sizes)
 
 
-def run(*, out: Path, short: bool) -> list[TrainingRow]:
+def run(*, out: Path, short: bool, resume: bool = False) -> list[TrainingRow]:
     """Simulate, write training.csv and training.svg, and say the ratios.  ``short``: two small clusters, two networks.
 
-    Raises PlotsMissing, and OSError where a file cannot be written.
+    resume  take over the allreduces that an interrupted run has left in buckets.csv
+    Raises ValueError where that file has others, PlotsMissing, and OSError where a file cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
     clusters = (GpuCluster(4, 1, card=1.25), GpuCluster(4, 8, 100.0)) if short else CLUSTERS
     networks = [make() for name, make in NETWORKS.items() if not short or name in ("AlexNet", "ResNet-50")]
-    todo = [*sweep(clusters)]
-    workers = joblib.Parallel(n_jobs=1 if short else -1)
-    took = dict(zip(todo, workers(joblib.delayed(allreduce_seconds)(*one) for one in todo), strict=True))
+    simulated = simulate_all(out / "buckets.csv", BucketRow, simulate_bucket, [*sweep(clusters)], key=6, resume=resume,
+                             jobs=1 if short else None)
+    took = {(GpuCluster(one.machines, one.gpus, one.inside, one.card), one.scheme, one.size): one.seconds
+            for one in simulated}
     rows = []
     for cluster, network in itertools.product(clusters, networks):
         seconds = {way: [took[cluster, way, size] for size in cluster.sizes] for way in cluster.ways}

@@ -12,17 +12,15 @@ with one uplink is the same picture.
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from typing import Final
 
-from netfold.disk import files
 from netfold.plots.charts import LineChart, PlotsMissing, line_charts, spread
+from netfold.sim.kept import simulate_all
 from netfold.sim.packet import Transport, simulate
 from netfold.sim.placement import SCHEMES
 from netfold.sim.smp_workload import ALGORITHMS, SEEDED, MessageLatency, with_latency
@@ -105,26 +103,24 @@ def simulate_smp(cluster: str, machines: int, cores: int, algorithm: str, size: 
     return SmpPoint(cluster, machines, cores, algorithm, size, seed, inf if outcome.unfinished else outcome.time)
 
 
-def run(sweep: SmpSweep, out: Path, echo: Callable[[str], None] = print) -> list[SmpPoint]:
+def run(sweep: SmpSweep, out: Path, echo: Callable[[str], None] = print, *, resume: bool = False,
+        jobs: int | None = None) -> list[SmpPoint]:
     """Simulate all of it, print what it says, and write smp.csv, and with matplotlib a figure of each cluster.
 
     A random order is simulated for every seed, and its median counts; the others for the first seed.
-    Raises OSError where the folder cannot be written.
+    resume   take over the rows that an interrupted run has left in smp.csv
+    jobs     processes; None: as joblib is configured, else all cores
+    Raises ValueError where that file has others, OSError where the folder cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
-    points = [
-        simulate_smp(cluster, machines, sweep.cores, algorithm, size, seed)
+    todo = [
+        (cluster, machines, sweep.cores, algorithm, size, seed)
         for cluster in sweep.clusters for machines in sweep.machines for algorithm in sweep.algorithms
         for size in sweep.sizes for seed in (sweep.seeds if algorithm == SEEDED else sweep.seeds[:1])
     ]
+    points = simulate_all(out / "smp.csv", SmpPoint, simulate_smp, todo, key=6, resume=resume, jobs=jobs, echo=echo)
     for line in verdicts(points):
         echo(line)
-    rows = io.StringIO()
-    table = csv.writer(rows, lineterminator="\n")
-    table.writerow(["cluster", "machines", "ranks of a machine", "algorithm", "bytes", "seed", "ms"])
-    table.writerows([p.cluster, p.machines, p.cores, p.algorithm, p.size, p.seed,
-                     f"{p.time * 1e3:.4f}" if isfinite(p.time) else "never"] for p in points)
-    files.replace(out / "smp.csv", rows.getvalue().encode())
     echo(f"# {out / 'smp.csv'}; seeds {', '.join(map(str, sweep.seeds))}")
     for cluster in sweep.clusters:
         try:

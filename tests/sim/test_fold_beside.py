@@ -45,9 +45,13 @@ def test_planned_together_both_end_earlier_beside_one_tree() -> None:
 
 
 @pytest.mark.needs("matplotlib")
-def test_the_short_form_writes_a_figure_and_data(tmp_path) -> None:
-    """A row for each simulation; no fold is earlier beside others than alone."""
+def test_the_short_form_writes_a_figure_and_data(tmp_path, capsys) -> None:
+    """A row for each simulation; no fold is earlier beside others than alone; a run that goes on simulates no row
+    again."""
     rows = fold_beside.run(out=tmp_path, short=True)
     assert {f.name for f in tmp_path.iterdir()} >= {"beside.csv", "beside.svg"}
     assert len(list(csv.DictReader((tmp_path / "beside.csv").open()))) == len(rows)
     assert all(row.fold_alone <= row.fold for row in rows)
+    capsys.readouterr()
+    assert fold_beside.run(out=tmp_path, short=True, resume=True) == rows
+    assert f"{len(rows)} simulations, {len(rows)} of them done" in capsys.readouterr().out

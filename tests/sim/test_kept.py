@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from netfold.sim.kept import simulate_all
+from netfold.sim.kept import Progress, simulate_all
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,11 @@ class Squared:
     square: float
 
 
-def run(path: Path, numbers: list[int], *, resume: bool, fails_at: int = -1) -> tuple[list[Squared], list[int], str]:
+def run(path: Path, numbers: list[int], *, resume: bool, fails_at: int = -1, said: list[str] | None = None
+        ) -> tuple[list[Squared], list[int], str]:
     """Rows, the numbers that were computed, and what was said."""
     computed: list[int] = []
-    said: list[str] = []
+    said = [] if said is None else said
 
     def square(name: str, number: int) -> Squared:
         if number == fails_at:
@@ -40,8 +41,11 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
     """Rows before the interruption are in the file, are not computed again, and the file ends in the order asked for;
     without resume everything is computed again."""
     path = tmp_path / "rows.csv"
+    told: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        run(path, [3, 1, 2], resume=False, fails_at=2)
+        run(path, [3, 1, 2], resume=False, fails_at=2, said=told)
+    assert told[-1] == (f"interrupted: 2 of 3 simulations are kept in {path}; the same command with --resume goes on "
+                        "from there")
     assert path.read_text() == "name,number,square\na,3,9.0\na,1,1.0\n"
     path.write_text(path.read_text() + "a,2,4")  # a line that was not written to its end
     rows, computed, said = run(path, [1, 2, 3], resume=True)
@@ -61,3 +65,11 @@ def test_a_file_of_something_else_is_not_taken_over(tmp_path: Path, text: str) -
     with pytest.raises(ValueError, match=r"rows\.csv.*without --resume"):
         run(path, [1], resume=True)
     assert path.read_text() == text
+
+
+def test_what_is_left_takes_as_long_as_what_this_run_has_done() -> None:
+    """Rows that were there before count as done, and not for the estimate."""
+    ticks = iter([0.0, 2.0, 6.0, 9.0])
+    progress = Progress(10, 7, clock=lambda: next(ticks))
+    assert [progress.step() for _ in range(3)] == ["8/10, about 4 s left", "9/10, about 3 s left",
+                                                   "10/10, about 0 s left"]

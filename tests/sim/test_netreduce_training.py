@@ -60,9 +60,10 @@ def test_times_between_and_beyond_simulated_sizes_are_those_of_a_simulation(clus
 
 
 @pytest.mark.needs("matplotlib")
-def test_the_short_form_writes_figures_and_data(tmp_path) -> None:
+def test_the_short_form_writes_figures_and_data(tmp_path, capsys) -> None:
     """No allreduce makes a step shorter than its computing, and none hides more than the ring takes; NetReduce is
-    earlier than the ring over slow cards, the more so the fewer samples there are."""
+    earlier than the ring over slow cards, the more so the fewer samples there are; a run that goes on simulates no
+    allreduce again."""
     rows = training.run(out=tmp_path, short=True)
     assert {f.name for f in tmp_path.iterdir()} >= {"training.csv", "training.svg", "training-batch.svg"}
     assert len(list(csv.DictReader((tmp_path / "training.csv").open()))) == len(rows)
@@ -72,3 +73,6 @@ def test_the_short_form_writes_figures_and_data(tmp_path) -> None:
              if (row.network, row.scheme, row.card) == ("ResNet-50", "NR", 1.25)}
     assert gains[4] > gains[32] > gains[128] >= 1
     assert gains[4] < 2 * 3 / 4 + 0.01, "the bound of bandwidth for 4 GPUs"
+    capsys.readouterr()
+    assert training.run(out=tmp_path, short=True, resume=True) == rows
+    assert "27 simulations, 27 of them done" in capsys.readouterr().out

@@ -85,9 +85,24 @@ def test_the_command_writes_every_point_and_says_its_seeds(tmp_path: Path) -> No
     assert done.exit_code == 0, done.output
     rows = list(csv.DictReader((tmp_path / "smp.csv").open()))
     assert len(rows) == 2 * 2 * (4 + 2)
-    assert all(float(row["ms"]) > 0 for row in rows)
+    assert all(float(row["time"]) > 0 for row in rows)
     assert "seeds 3, 4" in done.output
     assert "racks, 4 machines: the ring is the fastest" in done.output
+
+
+def test_an_ended_command_goes_on_from_its_table(tmp_path: Path) -> None:
+    """With --resume, rows that the table has are not simulated again, and the table ends as if nothing had ended it."""
+    command = ["sim", "smp", "--clusters", "racks", "--machines", "2", "--cores", "2", "--sizes", "4,64",
+               "--seeds", "1", "--out", str(tmp_path)]
+    first = CliRunner().invoke(app, command)
+    assert first.exit_code == 0, first.output
+    table = tmp_path / "smp.csv"
+    whole = table.read_text()
+    table.write_text("".join(whole.splitlines(keepends=True)[:4]))
+    again = CliRunner().invoke(app, [*command, "--resume"])
+    assert again.exit_code == 0, again.output
+    assert "10 simulations, 3 of them done" in again.output
+    assert table.read_text() == whole
 
 
 @pytest.mark.parametrize(("arguments", "says"), [

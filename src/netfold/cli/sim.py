@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,6 +77,7 @@ def smp(
     cores: Annotated[int, typer.Option(help="Ranks of a machine, a power of two.")] = 4,
     sizes: Annotated[str, typer.Option(help="KiB of the tensor, by commas.")] = "4,16,64,256,1024,4096",
     seeds: Annotated[str, typer.Option(help="Seeds of the ring's random order, separated by commas.")] = "1,2,3",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run with this --out was ended.")] = False,
 ) -> None:
     """Draw Patarasuk and Yuan's comparison again: SMP-binomial, SMP-butterfly, butterfly and rings in order and not."""
     from netfold.sim import smp as paper
@@ -89,7 +89,8 @@ def smp(
                 raise ValueError(f"--{name}: expected whole numbers by commas, got {given!r}")
             numbers[name] = [int(number) for number in given.split(",")]
         paper.run(paper.SmpSweep(clusters.split(","), numbers["machines"], cores,
-                                 [kib << 10 for kib in numbers["sizes"]], seeds=numbers["seeds"]), out, print)
+                                 [kib << 10 for kib in numbers["sizes"]], seeds=numbers["seeds"]), out, print,
+                  resume=resume)
     except ValueError as error:
         fail(CANNOT, f"sim smp: {error}")
     except OSError as error:
@@ -172,8 +173,7 @@ def netreduce(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the figures and their data.")] = Path("build/sim"),
     only: Annotated[str, typer.Option(help="By commas: allreduce, training (steps of CNNs and transformers), beside (a "
                                            "fold beside flows); default: all.")] = "allreduce,training,beside",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run with this --out was ended: keep the "
-                                                            "allreduces in its points.csv.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run with this --out was ended.")] = False,
     short: Annotated[bool, typer.Option("--short", help="Up to 64 GPUs, 1 MiB: seconds.")] = False,
 ) -> None:
     """NetReduce's questions: sums in switches against rings, trees and hierarchies at 32 to 1,024 GPUs."""
@@ -181,13 +181,13 @@ def netreduce(
     from netfold.sim import netreduce as paper
     from netfold.sim.packet import SimulationError
 
-    parts: dict[str, Callable[..., object]] = {"allreduce": partial(paper.run, resume=resume),
-                                               "training": netreduce_training.run, "beside": fold_beside.run}
+    parts: dict[str, Callable[..., object]] = {"allreduce": paper.run, "training": netreduce_training.run,
+                                               "beside": fold_beside.run}
     try:
         if unknown := [name for name in only.split(",") if name not in parts]:
             raise ValueError(f"--only: no part is called {unknown[0]!r}; there are {', '.join(parts)}")
         for name in only.split(","):
-            parts[name](out=out, short=short)
+            parts[name](out=out, short=short, resume=resume)
     except (paper.PlotsMissing, SimulationError, ValueError) as error:
         fail(CANNOT, f"sim netreduce: {error}")
     except OSError as error:
