@@ -192,3 +192,30 @@ def netreduce(
         fail(CANNOT, f"sim netreduce: {error}")
     except OSError as error:
         fail(FAILED, f"sim netreduce: cannot write {error.filename or out}: {error.strerror}")
+
+
+@simulations.command()
+def goal(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The GOAL schedule, as LogGOPSim and ATLAHS read it.")],
+    write: Annotated[str, typer.Option(metavar="COLLECTIVE", help="Write this collective's schedule to FILE "
+                                       "instead.")] = "",
+    ranks: Annotated[int, typer.Option(min=2, help="Of the written schedule.")] = 16,
+    size: Annotated[int, typer.Option(min=1, help="KiB on each of these ranks.")] = 1024,
+    fabric: Annotated[str, typer.Option(help="As --fabrics of `netfold sim ethereal`; rank r is host r.")]
+    = "leaf-spine-64",
+    schemes: Annotated[str, typer.Option(help="By commas, as of `netfold sim ethereal`.")]
+    = "netfold,spray-ideal,spray,ecmp",
+    seed: Annotated[int, typer.Option(help="Of what is hashed or random.")] = 1,
+) -> None:
+    """Simulate a GOAL schedule of other tools, or write a collective as one for them."""
+    from netfold.sim import goal as schedules
+
+    try:
+        if write:
+            print(f"{file}: {schedules.save(file, write, ranks, size << 10)} messages of {ranks} ranks")
+        else:
+            schedules.run(file, on=fabric, schemes=schemes.split(","), seed=seed)
+    except OSError as error:
+        fail(FAILED, f"sim goal: {error.filename or file}: {error.strerror}")
+    except ValueError as error:
+        fail(CANNOT, f"sim goal: {error}")
