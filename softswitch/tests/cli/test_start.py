@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -82,6 +83,15 @@ def comparable(options: dict[str, Any]) -> dict[str, Any]:
 def test_help_and_mistakes_are_left_to_typer(words: str) -> None:
     """Help and error messages are typer's: all that it would refuse is not read here."""
     assert start.read(words.split()) is None
+
+
+def test_ctrl_c_while_modules_are_imported_is_no_traceback(tmp_path: Path) -> None:
+    """The command ends by the signal, and says nothing."""
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    found = subprocess.run([sys.executable, "-m", "softswitch", "compile", "x.p4"], capture_output=True, text=True,
+                           env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+                           timeout=TIMEOUT, check=False)
+    assert (found.returncode, found.stderr) == (-signal.SIGINT, "")
 
 
 def test_every_command_is_named() -> None:

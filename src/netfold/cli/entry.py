@@ -6,8 +6,6 @@ from __future__ import annotations
 import signal
 import sys
 
-from netfold.cli.extras import CONTROL
-
 CANNOT_START = 2
 """Exit status of a command whose packages are not installed."""
 
@@ -17,6 +15,8 @@ def netfold() -> None:
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:  # while modules are imported there is nothing to say, or to clean up
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from netfold.cli.extras import CONTROL
+
     if missing := CONTROL.missing():
         print(f"netfold: not installed: {', '.join(missing)}; type: {CONTROL.remedy}", file=sys.stderr)
         sys.exit(CANNOT_START)

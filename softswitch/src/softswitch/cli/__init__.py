@@ -18,6 +18,7 @@ Exit status: 0 done; 1 a test or a compilation failed; 2 cannot start: the messa
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -43,13 +44,18 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"softswitch: {first}: there is no such file, and no such command; {expected}", file=sys.stderr)
             sys.exit(2)
         arguments.insert(0, "run")
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:  # while modules are imported there is nothing to say, or to clean up
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     if arguments[:1] == ["run"]:
         from softswitch.cli import start
 
+        signal.signal(signal.SIGINT, handler)
         if (given := start.read(arguments[1:])) is not None:
             start.run(given)
             return
     from softswitch.cli.app import app
 
+    signal.signal(signal.SIGINT, handler)
     # a pipe or file has no width: --help and usage errors are the same there whatever COLUMNS says
     app(arguments, terminal_width=None if sys.stdout.isatty() else HELP_COLUMNS)
