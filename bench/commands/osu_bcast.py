@@ -95,7 +95,7 @@ def draw(rows: Sequence[OsuRow], title: str, folder: Path) -> list[Path]:
     ticks = [size / 1024 for size in sizes]
     charts = [[LineChart("Average over ranks", ticks, {way: [of[way, size].average for size in sizes] for way in ways}),
                LineChart("Slowest rank", ticks, {way: [of[way, size].greatest for size in sizes] for way in ways})]]
-    return line_charts(folder / "bcast", title, charts, x="KiB", y="latency, µs")
+    return line_charts(folder / "bcast", f"How long a broadcast takes: {title}", charts, x="KiB", y="latency, µs")
 
 
 def run(
@@ -128,6 +128,6 @@ def run(
     if json is not None:
         files.replace(json, msgspec.json.format(msgspec.json.encode(rows), indent=1))
     if out is not None:
-        for file in write(rows, f"broadcast: {title}", out):
+        for file in write(rows, title, out):
             print(f"# {file}")
     return rows

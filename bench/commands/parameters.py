@@ -106,7 +106,7 @@ def draw(rows: Sequence[ParametersRow], title: str, folder: Path) -> list[Path]:
                   "time of a step, ms"),
               BarChart("What the busiest rank computes", {row.way: {row.way: row.processor_most * 1e3} for row in rows},
                        "processor time of a step, ms")]
-    return bar_charts(folder / "parameter-server", title, charts)
+    return bar_charts(folder / "parameter-server", f"What a step costs by servers and by allreduces: {title}", charts)
 
 
 def run(

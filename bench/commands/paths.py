@@ -237,4 +237,4 @@ def draw(rows: Sequence[PathsRow], title: str, folder: Path) -> list[Path]:
             groups.setdefault(group, {})[row.mode] = (
                 Whisker(row.seconds, row.best, row.worst) if value == "seconds" else row.up)
         charts.append(BarChart(name, groups, axis, base))
-    return bar_charts(folder / "paths", title, charts)
+    return bar_charts(folder / "paths", f"What planned paths bring to collectives: {title}", charts)

@@ -280,7 +280,7 @@ def draw(rows: Sequence[TrainRow], figure: Path, echo: Callable[[str], None]) ->
             for name, row in zip(names, rows, strict=True)}, "final loss"),
     ]
     try:
-        drawn = bar_charts(figure, f"netfold bench train: {first.machine}", charts)
+        drawn = bar_charts(figure, f"What training takes by each backend: {first.machine}", charts)
     except PlotsMissing as error:
         echo(f"# no figure: {error}")
     else:
