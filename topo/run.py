@@ -92,8 +92,7 @@ def run_in(fabrics: Sequence[Fabric], request: RunRequest) -> int:
 
     Raises CannotRun, and FabricError where a page's address cannot be had.
     """
-    hosts_of_ranks(fabrics[0], request.ranks)
-    rails_for(fabrics, request.rails)
+    rails_for(fabrics, request.rails, hosts_of_ranks(fabrics[0], request.ranks))
     paths_for(request.paths)
     try:
         import mininet  # noqa: F401
@@ -144,7 +143,7 @@ def run_on(fabrics: Sequence[Fabric], request: RunRequest, places: Sequence[Plac
                 f"fabric {fabric.name}: its job service is at {fabric.jobs}, which its hosts, in network namespaces of "
                 'their own, do not reach: give it a unix socket, jobs = "unix:/run/netfold.sock"'
             )
-    rails_for(fabrics, request.rails)
+    rails_for(fabrics, request.rails, hosts)
     paths_for(request.paths)
     try:
         with stopping(), contextlib.ExitStack() as held:
@@ -157,16 +156,26 @@ def run_on(fabrics: Sequence[Fabric], request: RunRequest, places: Sequence[Plac
         return 128 + int(stopped.args[0])
 
 
-def rails_for(fabrics: Sequence[Fabric], rails: str | None) -> dict[str, str]:
-    """The environment variable that tells the ranks their rails, where they need one.  Raises CannotRun."""
+def rails_for(fabrics: Sequence[Fabric], rails: str | None, hosts: Sequence[Host]) -> dict[str, str]:
+    """The environment variable that tells the ranks their rails, where they need one.
+
+    hosts  of the ranks
+    Raises CannotRun, also where ranks share hosts and rails need an address for each rank.
+    """
     asked = rails or os.environ.get(RAILS_VARIABLE, "")
     names = NAMES[: len(fabrics)]
-    if not asked:
-        return {RAILS_VARIABLE: "+".join(f"innet@{name}" for name in names)} if len(names) > 1 else {}
+    if not asked and len(names) == 1:
+        return {}
+    asked = asked or "+".join(f"innet@{name}" for name in names)
     try:
-        parse_rails(asked, {name: Plane("", "") for name in names})
+        specs = parse_rails(asked, {name: Plane("", "") for name in names})
     except ValueError as error:
         raise CannotRun(f"rails {asked!r}: {error}") from error
+    alone = [str(spec) for spec in specs if spec.kind != "tcp" and (spec.kind != "innet" or len(specs) > 1)]
+    if alone and len({host.name for host in hosts}) < len(hosts):
+        raise CannotRun(f"run -np {len(hosts)}, rails {asked!r}: {', '.join(alone)} can have one rank a host, and "
+                        f"there are {len(fabrics[0].hosts)} hosts: expected -np {len(fabrics[0].hosts)} at "
+                        "most, or --rails of tcp alone")
     return {RAILS_VARIABLE: asked}
 
 
@@ -257,7 +266,7 @@ def started(places: Sequence[Place], request: RunRequest, hosts: Sequence[Host])
     from netfold.topo.planes import planes_of
 
     ranks = Console(sys.stdout.buffer, sys.stderr.buffer)
-    rails = rails_for(places[0].fabrics, request.rails) | paths_for(request.paths)
+    rails = rails_for(places[0].fabrics, request.rails, hosts) | paths_for(request.paths)
     forwarded = {name for name in os.environ if name.startswith("NETFOLD_")}
     forwarded -= {sandbox.INSIDE, sandbox.RUNDIR, KEY_VARIABLE}
     try:

@@ -49,11 +49,12 @@ def test_rails_follow_the_planes_unless_asked_for(monkeypatch: pytest.MonkeyPatc
     """Several planes fold on each; $NETFOLD_RAILS and the option say otherwise; one plane needs none."""
     one = leafspine(1, 0, 2)
     monkeypatch.delenv(RAILS_VARIABLE, raising=False)
-    assert run.rails_for([one], None) == {}
-    assert run.rails_for([one, one], None) == {RAILS_VARIABLE: "innet@a+innet@b"}
+    hosts = one.hosts
+    assert run.rails_for([one], None, hosts) == {}
+    assert run.rails_for([one, one], None, hosts) == {RAILS_VARIABLE: "innet@a+innet@b"}
     monkeypatch.setenv(RAILS_VARIABLE, "tcp@a+innet@b")
-    assert run.rails_for([one, one], None) == {RAILS_VARIABLE: "tcp@a+innet@b"}
-    assert run.rails_for([one, one], "roce@a+tcp@b") == {RAILS_VARIABLE: "roce@a+tcp@b"}
+    assert run.rails_for([one, one], None, hosts) == {RAILS_VARIABLE: "tcp@a+innet@b"}
+    assert run.rails_for([one, one], "roce@a+tcp@b", hosts) == {RAILS_VARIABLE: "roce@a+tcp@b"}
 
 
 def test_rails_on_planes_that_are_not_there_are_refused() -> None:
@@ -61,6 +62,21 @@ def test_rails_on_planes_that_are_not_there_are_refused() -> None:
     arguments = ["run", "--topo", "dual,leafspine,1,0,2", "--rails", "innet@a+tcp@c", "--", "true"]
     result = CliRunner().invoke(app, arguments)
     assert (result.exit_code, "one of the planes a, b" in result.output) == (CANNOT, True), result.output
+
+
+def test_rails_that_take_one_rank_a_host_are_refused_where_ranks_share_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Status 2 and one line before anything is started; over TCP any number of ranks goes, and over one plane."""
+    monkeypatch.delenv(RAILS_VARIABLE, raising=False)
+    result = CliRunner().invoke(app, ["run", "-np", "3", "--topo", "dual,leafspine,1,0,2", "--", "true"])
+    assert result.exit_code == CANNOT
+    assert "run -np 3, rails 'innet@a+innet@b': innet@a, innet@b can have one rank a host" in result.output
+    one = leafspine(1, 0, 2)
+    three = [*one.hosts, one.hosts[0]]
+    for rails, says in (("roce@a", "roce@a can have"), ("tcp@a+innet@b", "innet@b can have")):
+        with pytest.raises(run.CannotRun, match=says):
+            run.rails_for([one, one], rails, three)
+    assert run.rails_for([one, one], "tcp@a+tcp@b", three) == {RAILS_VARIABLE: "tcp@a+tcp@b"}
+    assert run.rails_for([one], "innet@a", three) == {RAILS_VARIABLE: "innet@a"}
 
 
 PROGRAM = """

@@ -91,7 +91,7 @@ def run_over(launch: Launch, request: RunRequest) -> int:
 
     Raises CannotRun."""
     hosts = hosts_of_ranks(launch.descriptions[0].fabric, request.ranks)
-    rails_for([launch.descriptions[0].fabric], request.rails)
+    rails_for([launch.descriptions[0].fabric], request.rails, hosts)
     paths_for(request.paths)
     try:
         with stopping(), running(launch) as fleet:
