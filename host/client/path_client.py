@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 
 import grpc
 
+from netfold.host import shared_log
 from netfold.host.client.controller_channel import AWAY
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.stream_listener import StreamListener
@@ -95,7 +96,8 @@ class PlannedPaths:
             except PlanError as error:
                 self._refused.add(wanted)
                 if self._needed:
-                    log.warning("no plan for %s: it takes the paths of an all-to-all: %s", wanted, error)
+                    log.log(shared_log.level(self._plan.rank), "no plan for %s: it takes the paths of an all-to-all: "
+                            "%s", wanted, error)
                 else:
                     log.info("no plan for %s: the switches choose paths by their hash: %s", wanted, error)
         of = ALL_TO_ALL if wanted in self._refused else wanted
@@ -166,6 +168,7 @@ class PathClient:
                          scope=scope, secret=plan.rank_secret)
         follow = jobs.stream(f"{SERVICE}/Follow", Paths)
         self._me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
+        self._shared = shared_log.level(plan.rank)
         self._first = threading.Event()
         self._paths: Paths | None = None
         self._why = f"no answer within {ANSWER_SECONDS:g} s"
@@ -199,7 +202,7 @@ class PathClient:
         now = time.monotonic()
         if self._gone_since is None:
             self._gone_since = now
-            log.warning("%s: no newer paths (%s): those known go on", self._me, why)
+            log.log(self._shared, "%s: no newer paths (%s): those known go on", self._me, why)
         # a new controller knows the job once the rank has registered with it
         again = status in AWAY or status in (grpc.StatusCode.OK, grpc.StatusCode.FAILED_PRECONDITION)
         return AGAIN_SECONDS if self._registers and again and now < self._gone_since + AWAY_SECONDS else None
