@@ -19,6 +19,9 @@ SHORTEST: Final = 0.8
 """Least seconds between two samples: statuses that follow faster make none, since their rates would be rough."""
 GAP: Final = 10.0
 """Seconds without a status after which the next one begins anew: an average over a long time is nobody's rate now."""
+SILENT: Final = 3.0
+"""Seconds for which a job's rate stands while no rank of it reports anything new: reports come once a second, and late
+where ranks or controller wait for a processor."""
 LENGTH: Final = 300
 """Most samples: five minutes at STEP."""
 
@@ -36,10 +39,13 @@ class Sample:
 
 
 class _Reduced(NamedTuple):
+    """What a job had reduced when that last changed."""
+
     moment: float
     epoch: int
     round: int
     bytes: int
+    bps: float | None = None
 
 
 class History:
@@ -75,7 +81,9 @@ class History:
         reduced = sum(report.bytes_reduced for report in job.reports)
         rounds = 0 if job.round is None else job.round.number
         before, here = self._reduced.get(job.name), _Reduced(now, job.epoch, rounds, reduced)
+        if before is not None and here[1:3] == before[1:3] and reduced >= before.bytes:
+            if reduced == before.bytes and now - before.moment < SILENT:
+                return before.bps
+            here = here._replace(bps=8 * (reduced - before.bytes) / (now - before.moment) / job.world)
         self._reduced[job.name] = here
-        if before is None or here[1:3] != before[1:3] or reduced < before.bytes:
-            return None
-        return 8 * (reduced - before.bytes) / (now - before.moment) / job.world
+        return here.bps

@@ -111,3 +111,18 @@ def test_the_history_is_made_of_what_was_read_anyway() -> None:
         now[0] += 1
         note(2_000_000)
     assert len(told.samples) == history.LENGTH
+
+
+def test_the_rate_of_a_job_stands_while_its_reports_are_late() -> None:
+    """Without a report the rate is what it was, and the next one is spread over all the time; a job that stands still
+    for long has none."""
+    now = [100.0]
+    told = History(clock=lambda: now[0], wall=lambda: 1e9 + now[0])
+    rates = []
+    for reduced in (0, 1000, 1000, 3000, 3000, 3000, 3000, 3000, 4000):
+        report = RankReport("j", 0, 1, 1, reduced, 0, 0)
+        told.note(Status("lab", "bmv2", now[0], [], [], [
+            JobStatus("j", "active", 1, 1, [0], [], [], 0, [], "", [report])]))
+        rates.append(told.samples[-1].jobs["j"])
+        now[0] += 1
+    assert rates == [None, 8000, 8000, 8000, 8000, 8000, 0, 0, 4000]
