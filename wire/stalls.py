@@ -56,7 +56,8 @@ class Stall(msgspec.Struct, frozen=True):
         head = f"job {self.job!r}, epoch {self.epoch}"
         if not self.culprits:
             return f"{head}: no slot waits for anybody"
-        who = f"waits for rank {', '.join(map(str, self.missing))}" if self.missing else "waits for packets"
+        ranks = f"rank{'s' if len(self.missing) > 1 else ''} {', '.join(map(str, self.missing))}"
+        who = f"waits for {ranks}" if self.missing else "waits for packets"
         lines = [f"{head}: {who}; {self.open} slots are open"]
         lines += [f"  {culprit.why}" for culprit in self.culprits[:LINES]]
         if len(self.culprits) > LINES:
