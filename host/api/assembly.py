@@ -25,6 +25,7 @@ from netfold.host.client.jobs import JobClient
 from netfold.host.client.membership import Membership
 from netfold.host.client.plans import MAX_WORLD, check_plan, fabric_of, path_reason, ring_order, sharing
 from netfold.host.collectives.open_on_all import Unfit
+from netfold.host.environment import ADDRESS_VARIABLE
 from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.mesh.sockets import listen
 from netfold.host.native.sockets import copy_of
@@ -196,8 +197,10 @@ def join(
         plane = specs[0].plane
         settings, controller = replace(settings, rail=specs[0].kind, address=plane.address), plane.controller
     where = controller or os.environ.get(CONTROLLER_VARIABLE, "")
+    settings = replace(settings, address=settings.address or os.environ.get(ADDRESS_VARIABLE, ""))
     if not settings.address:
-        raise ValueError(f"job {job!r}, rank {rank}: address='': expected this host's IPv4 address on the fabric")
+        raise ValueError(f"job {job!r}, rank {rank}: address='': expected this host's IPv4 address on the fabric, as "
+                         f"an argument or in {ADDRESS_VARIABLE}")
     if not where:
         raise JoinRefused(
             f"job {job!r}, rank {rank}: no controller named; give controller='host:port' or set "

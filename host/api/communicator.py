@@ -79,7 +79,8 @@ class Communicator(Group):
     ) -> Communicator:
         """Joins a job and waits until all its ranks have.
 
-        address      IPv4 address of this rank on the fabric; with ``rails`` those of their planes
+        address      IPv4 address of this rank on the fabric; default: $NETFOLD_ADDRESS, or with ``rails``
+                     those of their planes
         controller   address of the job service, "host:port" or "unix:/path"; default: $NETFOLD_CONTROLLER
         timeout      seconds without any progress after which a collective gives up with CollectiveTimeout
         join_timeout seconds to wait for the other ranks
