@@ -21,6 +21,8 @@ from netfold.topo.net import Network
 
 pytestmark = pytest.mark.timeout(300)
 RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}
+MESHES = {"softswitch": 6, "bmv2": 3}
+"""Random meshes of the four ranks; tests/host/api/test_group_folds.py has more, in memory."""
 ACROSS = ("0 2", "1 3", "0 1 2", "3 1 2", "3 0")
 """Groups with something to gain."""
 BELOW = ("0 1", "2 3")
@@ -34,10 +36,12 @@ def test_the_groups_of_a_mesh_fold_beside_their_job(engine: Engine, tmp_path: Pa
     at 2 % loss.  What spans leaves folds, as the ranks and the controller's status show; two hosts below one leaf go
     between the hosts, with the reason.  A closed group gives its slots back, and nothing is left in the end.
 
-    A rank that dies ends its group alone; those that are left shrink, and make groups anew."""
+    Then the groups of random meshes, one after the other, do the same.  A rank that dies ends its group alone; those
+    that are left shrink, and make groups anew."""
     fabric = leafspine(2, 2, 4, rate=RATES[engine], loss=0.02, seed=3, engine=engine, rundir=sandbox.rundir())
     with Network(fabric, logs=tmp_path / "logs") as network:
-        ranks = network.launch([*program("rank_groups.py"), "7", str(tmp_path)], job="mesh")
+        ranks = network.launch([*program("rank_groups.py"), "7", str(tmp_path), str(MESHES[engine])],
+                               job="mesh")
         status, end = network.status(), time.monotonic() + 150
         while sum(job.group_of == "mesh" and job.state == "active" for job in status.jobs) < len(ACROSS):
             network.check()
@@ -61,6 +65,9 @@ def test_the_groups_of_a_mesh_fold_beside_their_job(engine: Engine, tmp_path: Pa
             assert sum(what["bytes"].values()) > 4 * 40_000  # type: ignore[attr-defined]
     for name in BELOW:
         assert all("send each other" in str(what["explain"]) and not what["bytes"] for what in found[name])
+    for members, folds in (made for result in results for made in result["meshes"]):
+        alone = len(members) == 1 or set(members) in ({0, 1}, {2, 3})
+        assert folds != alone, members
     spines = [switch for switch in after.switches if switch.name.startswith("spine")]
     assert all(switch.folded.first > 0 for switch in spines)
     assert {job.name: job.state for job in after.jobs} == {"mesh": "finished"}

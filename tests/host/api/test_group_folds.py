@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,32 @@ def test_groups_of_groups_keep_coding_and_fold_as_ranks_of_the_job() -> None:
     results = on_ranks(4, switches, work, coding=Coding(16, seed=7))
     assert [result for result in results if result] == [(16, 3)] * 2
     assert {members for members, _ in switches.numbers} == {(1, 3)}
+
+
+@settings(max_examples=75, deadline=None)
+@given(shape=st.lists(st.integers(1, 4), min_size=2, max_size=3).filter(lambda shape: 2 <= np.prod(shape) <= 8),
+       seed=st.integers(0, 2**32 - 1))
+def test_every_dimension_of_random_meshes_sums_its_own_ranks(shape: list[int], seed: int) -> None:
+    """Ranks in any order on a mesh: each folds with those of its line in each dimension, and with nobody else."""
+    rng = np.random.default_rng(seed)
+    ranks = int(np.prod(shape))
+    mesh, own = rng.permutation(ranks).reshape(shape), rng.integers(-1000, 1000, ranks)
+    switches = Switches(lambda members, number, rank: "ok")
+
+    def work(comm: Group, folds: GroupFolds) -> None:
+        place = tuple(int(axis[0]) for axis in np.nonzero(mesh == comm.rank))
+        for dimension in range(len(shape)):
+            line = mesh[(*place[:dimension], slice(None), *place[dimension + 1 :])].tolist()
+            group = comm.group(line)
+            out = group.allreduce(np.full(LARGE, own[comm.rank], np.int32))
+            assert (out == own[line].sum()).all(), line
+            group.close()
+
+    on_ranks(ranks, switches, work, seed=seed % 1000)
+    lines = [tuple(line.tolist()) for dimension, size in enumerate(shape) if size > 1
+             for line in np.moveaxis(mesh, dimension, -1).reshape(-1, size)]
+    assert switches.folded == Counter({line: len(line) * lines.count(line) for line in lines})
+    assert not any(switches.open.values())
 
 
 @settings(max_examples=25, deadline=None)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of the end-to-end tests of groups: the two dimensions of a (2, 2) mesh, groups that overlap, and all ranks.
 
-    python rank_groups.py SEED FOLDER   prints {"groups": {ranks: {"explain", "bytes"}}, "world"}; once its groups fold
-                                        it waits for the file FOLDER/look; ends with EXIT_WRONG_DATA where a result is
-                                        wrong
+    python rank_groups.py SEED FOLDER MESHES    prints {"groups": {ranks: {"explain", "bytes"}}, "world", "meshes"};
+                                                once its groups fold it waits for the file FOLDER/look; "meshes": of as
+                                                many random ones, the groups of each dimension that it was in, and
+                                                whether they folded; ends with EXIT_WRONG_DATA where a result is wrong
 """
 
 import json
@@ -11,6 +12,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +23,24 @@ GROUPS = ((0, 2), (1, 3), (0, 1), (2, 3), (0, 1, 2), (3, 1, 2), (3, 0))
 LENGTH = 40_000
 
 
-def main(seed: int, folder: Path) -> None:
+def of_meshes(comm: Any, seed: int, count: int) -> list[tuple[list[int], bool]]:
+    """Makes the groups of random meshes, sums over each, and closes them."""
+    found = []
+    for number in range(count):
+        rng = np.random.default_rng([seed, number])
+        ints = rng.integers(-(2**31), 2**31, (comm.size, LENGTH), np.int32)
+        mesh = rng.permutation(comm.size).reshape([(2, 2), (1, 4), (4, 1)][rng.integers(3)])
+        row, column = (int(axis[0]) for axis in np.nonzero(mesh == comm.rank))
+        for members in (mesh[row].tolist(), mesh[:, column].tolist()):
+            group = comm.group(members)
+            exact = np.sum(ints[members], axis=0, dtype=np.int64).astype(np.int32)
+            check_data(group.allreduce(ints[comm.rank]), exact, rank=comm.rank, operation=f"sum over {members}")
+            found.append((members, bool(group.stats().by_tree)))
+            group.close()
+    return found
+
+
+def main(seed: int, folder: Path, meshes: int) -> None:
     with netfold.init(rail="innet") as comm:
         check = partial(check_data, rank=comm.rank)
         groups = {ranks: comm.group(ranks) for ranks in GROUPS if comm.rank in ranks}
@@ -56,7 +75,9 @@ def main(seed: int, folder: Path) -> None:
             found[" ".join(map(str, ranks))] = {"explain": group.explain(4 * LENGTH), "bytes": folded}
         groups.pop((3, 0), comm.group([comm.rank])).close()
         sums(1)
-        print(json.dumps({"groups": found, "world": comm.stats().by_tree["spine1"].bytes_reduced}))
+        made = of_meshes(comm, seed, meshes)
+        world = comm.stats().by_tree["spine1"].bytes_reduced
+        print(json.dumps({"groups": found, "world": world, "meshes": made}))
 
 
-run_rank(main, int(sys.argv[1]), Path(sys.argv[2]))
+run_rank(main, int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
