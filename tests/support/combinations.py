@@ -52,6 +52,17 @@ on [machines of several ranks](host.md#machines-of-several-ranks).
 """
 
 
+WHY: Final = """
+## What does not fold, and why
+`algorithm="innet"` refuses these calls, before anything is sent. Without it they go between the hosts. In a job with
+RDMA NICs sums fold in lanes of the job's own width (`lane_bits` of `join`), so in narrow lanes where the job has them.
+
+"""
+GROUPLESS: Final = ("verbs", "several rails")
+"""Columns whose groups do not fold."""
+OF_SOME: Final = "allreduce of a group of some ranks"
+
+
 @dataclass(frozen=True)
 class Ranks:
     """Ranks that call together.
@@ -215,6 +226,20 @@ FEATURES: Final[dict[str, Feature]] = {
 }
 
 
+BY_NAME: Final[dict[str, Callable[[Group], object]]] = {
+    "... of float64": lambda group: group.allreduce(own(0, "float64"), algorithm="innet"),
+    "lanes of 16 bits": lambda group: group.allreduce(own(0), algorithm="innet", lane_bits=16),
+    "lanes of 8 bits, error feedback": lambda group: group.allreduce(
+        own(0), algorithm="innet", lane_bits=8, feedback=np.zeros(ROWS, np.float32)),
+    "saturating sum of int32": lambda group: group.allreduce(own(0, "int32"), algorithm="innet", saturate=True),
+    "reduce": lambda group: group.reduce(own(0), algorithm="innet"),
+    "all_gather": lambda group: group.all_gather(own(0), algorithm="innet"),
+    "broadcast": lambda group: group.broadcast(own(0), algorithm="innet"),
+    "barrier": lambda group: group.barrier(algorithm="innet"),
+}
+"""Calls that do not fold everywhere, asked to by name: refused before anything is sent."""
+
+
 @dataclass(frozen=True)
 class Life:
     """A job whose rank ``victim`` goes, and where another one comes; tests/e2e/test_machines.py holds its cells true.
@@ -277,16 +302,49 @@ def column(name: str) -> dict[str, str]:
         return {row: cell(ranks, feature) for row, feature in FEATURES.items()}
 
 
-def page(columns: Mapping[str, Mapping[str, str]]) -> str:
-    """The page's text."""
+def refusals(name: str) -> dict[str, str]:
+    """Why the calls of one column that do not fold are refused where they are asked to by name, by row; those of a
+    group of its ranks, too, where that never folds."""
+
+    def refused(group: Group, call: Callable[[Group], object]) -> str:
+        try:
+            call(group)
+        except ValueError as error:
+            return str(error).removeprefix("algorithm='innet': ").partition("; expected")[0]
+        raise AssertionError("expected a refusal")
+
+    def each(ranks: Ranks, groups: Mapping[int, Group], call: Callable[[Group], object]) -> str:
+        (why,) = set(on_every_rank([ranks.comms[rank] for rank in groups],
+                                   lambda comm: refused(groups[comm.rank], call)))
+        assert isinstance(why, str), why
+        return why
+
+    with COLUMNS[name]() as ranks:
+        cells = {row: cell(ranks, FEATURES[row]) for row in BY_NAME}
+        found = {row: each(ranks, ranks.callers, call) for row, call in BY_NAME.items() if cells[row] != FOLDS}
+        if name in GROUPLESS:
+            some = {rank: ranks.comms[rank].group([0, 1]) for rank in (0, 1)}
+            found[OF_SOME] = each(ranks, some, lambda group: group.allreduce(own(0), algorithm="innet"))
+    return found
+
+
+def page(columns: Mapping[str, Mapping[str, str]], why: Mapping[str, Mapping[str, str]]) -> str:
+    """The page's text, of the cells and of the refusals of each column."""
     whole = {
         name: {**cells, **(LIVES[name].cells if name in LIVES else OTHERS[name])} for name, cells in columns.items()
     }
     table = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     rows = (*FEATURES, GOES, COMES, BESIDE)
     table += [f"| {row} | " + " | ".join(cells[row] for cells in whole.values()) + " |" for row in rows]
-    return HEAD + "\n".join(table) + "\n"
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for name, refused in why.items():
+        for row, words in refused.items():
+            reasons.setdefault((row, words), []).append(name)
+    refused_table = ["| | over | refused by name |", "|---|---|---|"]
+    refused_table += [f"| {row} | {'all' if len(names) == len(columns) else '; '.join(names)} | {words} |"
+                      for (row, words), names in reasons.items()]
+    return HEAD + "\n".join(table) + "\n" + WHY + "\n".join(refused_table) + "\n"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page({name: column(name) for name in COLUMNS}))
+    PAGE.write_text(page({name: column(name) for name in COLUMNS}, {name: refusals(name) for name in COLUMNS}))
