@@ -7,6 +7,8 @@
     python bench/scripts/beside.py --only groups,mesh --hosts 8 --group-count 64
 
 jobs      each of two jobs with a rank on every host alone, then both at once: MiB of tensor a second and rank
+idle      an allreduce of 4 KiB and of a large tensor beside a job on the same hosts that does nothing, and without it:
+          what it costs that the kernel tells the jobs' packets apart
 machines  an allreduce with so many ranks on every host, beside one rank
 groups    a job's ranks make so many groups of half of them, one after the other; seconds from the first call until all
           have folded once
@@ -39,6 +41,10 @@ from netfold.topo import sandbox
 from netfold.wire import roce
 from netfold.wire.jobs import SERVICE, Done, GroupOf, Join, Leave, Plan
 
+ROUNDS = 6
+SMALL = 2000
+"""Calls of the smallest tensor that are timed."""
+
 if TYPE_CHECKING:
     from netfold.fabric.graph import Fabric
     from netfold.topo.net import Network
@@ -48,7 +54,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """Measure what was asked for, in a sandbox; as a rank: do what a rank does."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="jobs,machines,groups,mesh", help="some of %(default)s")
+    parser.add_argument("--only", default="jobs,idle,machines,groups,mesh", help="some of %(default)s")
     parser.add_argument("--rate", default="1gbit", help="of each link")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--mib", type=int, default=16, help="of a tensor")
@@ -60,7 +66,7 @@ def main() -> None:
     if options.rank:
         from netfold.topo.rank_program import run_rank
 
-        run_rank({"sums": sums, "groups": groups}[options.rank], options)
+        run_rank({"sums": sums, "groups": groups, "waits": waits}[options.rank], options)
         return
     sandbox.enter()
     from mininet.log import setLogLevel
@@ -71,8 +77,9 @@ def main() -> None:
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
     fabric = leafspine(2, 2, options.hosts, rate=options.rate, rundir=sandbox.rundir())
     with Network(fabric, logs=logs) as network:
+        measures = {"jobs": two_jobs, "idle": beside_idle, "machines": machines, "groups": made, "mesh": mesh}
         for name in options.only.split(","):
-            {"jobs": two_jobs, "machines": machines, "groups": made, "mesh": mesh}[name](network, options)
+            measures[name](network, options)
 
 
 # ---- what is measured ------------------------------------------------------------------------------------------------
@@ -96,6 +103,28 @@ def two_jobs(network: Network, options: argparse.Namespace) -> None:
     both = [rate(results(ranks), options) for ranks in pair]
     print(f"jobs: one alone {alone:.1f} MiB/s, two at once {both[0]:.1f} and {both[1]:.1f}, together "
           f"{sum(both) / alone:.2f} of one", flush=True)
+
+
+def beside_idle(network: Network, options: argparse.Namespace) -> None:
+    """Print the time of small and large calls beside an idle job, and alone, by turns."""
+    seconds: dict[tuple[int, bool], list[float]] = {}
+    for turn in range(ROUNDS):
+        for idle in (False, True) if turn % 2 else (True, False):
+            over = network.logs / f"over{turn}{idle}"
+            waiting = launch(network, options, "waits", "waits", env={"OVER": str(over)}) if idle else None
+            for nbytes in (4 << 10, options.mib << 20):
+                found = results(launch(network, options, "timed", "sums", env={"NBYTES": str(nbytes)}))
+                assert all(one["rail"] == "innet" for one in found), found
+                seconds.setdefault((nbytes, idle), []).append(max(statistics.median(one["seconds"]) for one in found))
+            over.touch()
+            if waiting is not None:
+                results(waiting)
+    for nbytes in (4 << 10, options.mib << 20):
+        alone, beside = seconds[nbytes, False], seconds[nbytes, True]
+        ratios = sorted(b / a for a, b in zip(alone, beside, strict=True))
+        print(f"idle: {nbytes >> 10} KiB beside an idle job {1e3 * statistics.median(beside):.2f} ms, alone "
+              f"{1e3 * statistics.median(alone):.2f}, ratio {statistics.median(ratios):.3f} ({ratios[0]:.2f}.."
+              f"{ratios[-1]:.2f}) of {ROUNDS} rounds", flush=True)
 
 
 def rate(found: list[dict[str, Any]], options: argparse.Namespace) -> float:
@@ -168,18 +197,33 @@ def sums(options: argparse.Namespace) -> None:
 
     import netfold
 
-    rest = options.calls if os.environ.get("BESIDE") else 1
-    with netfold.init(rail="auto") as comm:
-        data = np.ones(options.mib << 18, np.float32)
+    nbytes = int(os.environ.get("NBYTES", options.mib << 20))
+    calls = max(options.calls, min(SMALL, SMALL * (4 << 10) // nbytes))
+    rest = calls if os.environ.get("BESIDE") else max(1, calls // 10)
+    with netfold.init(rail="innet" if "NBYTES" in os.environ else "auto") as comm:
+        data = np.ones(nbytes // 4, np.float32)
         seconds = []
-        for number in range(rest + options.calls + (rest if rest > 1 else 0)):
+        for number in range(rest + calls + (rest if os.environ.get("BESIDE") else 0)):
             data.fill(1)
             begin = time.perf_counter()
             comm.allreduce(data, data)
-            if rest <= number < rest + options.calls:
+            if rest <= number < rest + calls:
                 seconds.append(time.perf_counter() - begin)
             assert data[0] == data[-1] == comm.size
         print(json.dumps({"seconds": seconds, "rail": comm.rail}))
+
+
+def waits(options: argparse.Namespace) -> None:
+    """Folds once, and then waits until the others have been timed."""
+    import numpy as np
+
+    import netfold
+
+    with netfold.init(rail="innet") as comm:
+        comm.allreduce(np.ones(1 << 18, np.float32))
+        while not Path(os.environ["OVER"]).exists():
+            time.sleep(0.05)
+        print(json.dumps({}))
 
 
 def groups(options: argparse.Namespace) -> None:
