@@ -44,6 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "s1-runtime.json").write_text(json.dumps(ENTRIES))
     (made / "hosts.txt").write_text("m1 address=10.9.0.1\nm2 address=10.9.0.2\n")
     call = TracedCall(0.1, 0.1, 1, "all_reduce", 0, 1 << 20, "float32", False)
+    (made / "two.goal").write_text("num_ranks 2\nrank 0 {\na: send 9000b to 1\n}\nrank 1 {\nb: recv 9000b from 0\n}\n")
     (made / "steps.json").write_bytes(msgspec.json.encode(RankTrace(
         FORMAT, 0, 4, "gloo", [TracedGroup("0", (0, 1, 2, 3))], [TracedStep(0, 0), call, TracedStep(0.2, 0.2)])))
     with pytest.MonkeyPatch.context() as patch:

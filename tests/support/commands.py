@@ -46,6 +46,10 @@ OFFLINE: Final[dict[str, Run]] = {
     "netfold fabric mesh,4,4,hosts=2 -o lab.toml": Run("netfold fabric mesh,4,4,hosts=2 -o mesh.toml"),
     "netfold plan --topo threetier,2,2,2,4,8,uplinks=1:2,cores=1:1:1:2": Run(says="tree"),
     "netfold sim fabric torus,4,4": Run("netfold sim fabric torus,2,3"),
+    "netfold sim goal FILE --write ring": Run("netfold sim goal ring.goal --write ring --ranks 8 --size 64",
+                                              says="112 messages"),
+    "netfold sim goal FILE": Run("netfold sim goal two.goal --schemes netfold", says="2 ranks"),
+    "netfold sim goal ring.goal": Run("netfold sim goal two.goal --schemes ecmp", says="2 ranks"),
     "netfold sim fabric TOPO": Run("netfold sim fabric mesh,2,2"),
     "netfold what-if trace.json --fabric lab.toml --rate 100gbit": Run(
         "netfold what-if steps.json --fabric lab.toml --rate 100gbit", says="innet-8"),
