@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class PathError(ValueError):
     """Paths cannot be planned; the message names the nodes, what was expected and what was found.
 
-    Remedy: mend the links that are down or suspected (`netfold links`), or give flows and shares as the message expects
-    them.
+    Remedy: repair the links that are down or suspect (`netfold links`), or correct flows and shares as the message
+    says.
     """
 
 

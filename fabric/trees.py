@@ -41,7 +41,7 @@ CANDIDATES: Final = 4 * MOST_TREES
 class NoTree(Exception):
     """No switch can fold for these ranks; the message says why.
 
-    Remedy: the job goes on over TCP between the hosts. To fold: mend the link or switch that is down (`netfold
+    Remedy: the job goes on over TCP between the hosts. To fold: repair the link or switch that is down (`netfold
     status`), end a drain (`netfold undrain`), or place the ranks so that one switch reaches all of them.
     """
 

@@ -12,8 +12,8 @@ EXIT_WRONG_DATA: Final = 65
 class FabricFailed(RuntimeError):
     """The fabric or something on it failed; the message says what, where, and how the log ends.
 
-    Remedy: read the end of the log that the message shows; all logs lie where the command says. `netfold doctor` says
-    what the machine lacks.
+    Remedy: read the end of the log that the message shows; the command prints the folder of all logs.  `netfold doctor`
+    lists the missing parts of the machine.
     """
 
 
@@ -47,8 +47,8 @@ class WrongData(FabricFailed):
     In the rank the message says: rank, operation, how many elements are wrong, the first index, expected and got.  Who
     waits for a rank that ended with EXIT_WRONG_DATA raises it with the job, the rank, its host and the end of its log.
 
-    Remedy: keep the logs and report it with the seed: no fault of the network may cause it. Where the program's own
-    check raises it, look first whether all ranks were given the same data.
+    Remedy: keep the logs and report it with the seed: no fault of the network may cause it.  If the program's own check
+    raises it, first check that all ranks have the same data.
     """
 
 

@@ -28,8 +28,8 @@ class FaultRefused(Exception):
 
     conflict  whether it could be without other faults, or later
 
-    Remedy: name a target of this fabric as the message lists them; end the fault that is there first; start the fabric
-    with `--faults` for shares of packets.
+    Remedy: name one of the targets in the message; end the present fault first; for shares of packets start the fabric
+    with `--faults`.
     """
 
     def __init__(self, why: str, *, conflict: bool = False) -> None:

@@ -42,7 +42,7 @@ separated by colons."""
 class CannotRun(ValueError):
     """The request cannot be served; the message says what was wrong, what was expected, and what to do.
 
-    Remedy: correct the option that the message names, or bring the fabric up first.
+    Remedy: correct the option that the message names, or start the fabric first.
     """
 
 

@@ -55,7 +55,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class SandboxError(OSError):
-    """The kernel refuses to make namespaces; the message has the step that it refused, and what to do.
+    """The kernel refuses to create namespaces; the message has the step that it refused, and what to do.
 
     Remedy: run as root, or allow user namespaces as the message says; in a container, `--privileged`.
     """

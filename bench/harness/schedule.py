@@ -89,10 +89,9 @@ class Victims(NamedTuple):
 
 
 class StepFailed(RuntimeError):
-    """A fault could not be injected or undone, or a stranger could do what it must not.
+    """A fault could not be injected or undone, or an outsider could do something forbidden.
 
-    Remedy: the step of the schedule that the message names found something that must not be: read its cause, and the
-    logs beside it.
+    Remedy: a step of the schedule failed: read its cause in the message, and the logs beside it.
     """
 
 

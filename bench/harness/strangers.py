@@ -41,7 +41,7 @@ _TCP_LISTEN: Final = "0A"
 
 
 class StrangerFailed(RuntimeError):
-    """A stranger could do what it must not be able to do.
+    """An outsider could do something forbidden.
 
     Remedy: an attack had an effect, or could not be carried out: the message says which. Report the first.
     """

@@ -34,7 +34,7 @@ _PURPOSE: Final = b"ticket\0"
 
 
 class TicketError(ValueError):
-    """A ticket that no controller of this fabric has sealed, or that of another version has.
+    """A ticket that no controller of this fabric has sealed, or only one of another version.
 
     Remedy: give all controllers of a fabric the same key (`fabric_key_file`) and version. Ranks whose tickets are
     refused join anew.

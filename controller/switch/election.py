@@ -40,8 +40,8 @@ successor's look and its claim."""
 class Superseded(SwitchError):
     """A later controller of the same fabric has taken a switch: this one yields.
 
-    Remedy: nothing, if the newer controller was meant: this one yields to it. Else stop one of the two, or run one as
-    standby (`netfold up --standby`).
+    Remedy: nothing, if the newer controller was intended: this one yields to it.  Otherwise stop one of the two, or run
+    one as standby (`netfold up --standby`).
     """
 
 

@@ -45,7 +45,8 @@ P4C_TIMEOUT: Final = 120.0
 class PipelineError(Exception):
     """The program cannot be compiled; the message names program and compiler and has the compiler's output.
 
-    Remedy: mend the P4 program where the message points to it, or install p4c for the engine bmv2 or take softswitch.
+    Remedy: correct the P4 program at the place that the message shows.  For the engine bmv2 install p4c, or use
+    softswitch.
     """
 
 

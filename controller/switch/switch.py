@@ -54,8 +54,8 @@ _VERBS: Final = {"insert": p4r.Update.INSERT, "modify": p4r.Update.MODIFY, "dele
 class SwitchError(Exception):
     """A request to a switch failed; the message names switch, address and operation and has the switch's answer.
 
-    Remedy: the message has the switch, its P4Runtime address and the reason: look whether it runs and what its log
-    says. The controller tries again by itself, and plans around it meanwhile.
+    Remedy: the message has the switch, its P4Runtime address and the reason: check that it is running, and read its
+    log.  The controller retries by itself, and plans around the switch meanwhile.
     """
 
 
@@ -65,8 +65,8 @@ class NotPrimary(SwitchError):
     other    that election id
     present  whether that client is still connected; if not, the switch is free for a higher id
 
-    Remedy: another program controls the switch: end it, or give it another role. The controller takes an election id
-    above it where that may be, and says so.
+    Remedy: another program controls the switch: end it, or give it another role.  If permitted, the controller takes a
+    higher election id, and logs it.
     """
 
     def __init__(self, message: str, other: int, *, present: bool = True) -> None:

@@ -57,9 +57,9 @@ class WebAnswer(NamedTuple):
 
 
 class BadRequest(ValueError):
-    """A request that cannot be answered as it is; the message says what was expected.
+    """An invalid request; the message says what was expected.
 
-    Remedy: ask for a path that the page itself asks for, with the fields that the message names.
+    Remedy: use a path that the page itself uses, with the fields that the message names.
     """
 
 

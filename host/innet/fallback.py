@@ -113,7 +113,7 @@ class Fallback:
 
 
 def fell_back(plan: Plan) -> str:
-    """Why the switches fold no longer, and since when, by a plan that names who stands in for them."""
+    """Why the switches no longer fold, and since when, according to a plan that names the rank in their place."""
     return (
         f"no trees are left ({plan.reason}): operations after {plan.folds_until} go over TCP between the hosts; "
         "join anew to fold again"

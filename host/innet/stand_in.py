@@ -288,7 +288,8 @@ class StandIn:
 
 def connect(address: str, me: Identity, peer: int, timeout: float) -> socket.socket:
     """A connection to the rank that stands in.  One that is closed before either side has refused the other, as happens
-    where strangers knock in great number, is opened again.  Raises OSError, Broken, HandshakeRefused."""
+    when too many unauthenticated connections are pending, is opened again.  Raises OSError, Broken,
+    HandshakeRefused."""
     for _ in range(ATTEMPTS - 1):
         with contextlib.suppress(Broken, ConnectionResetError, BrokenPipeError):
             return _connect_once(address, me, peer, timeout)

@@ -133,7 +133,7 @@ class BriefCalls:
 
 
 def _kind(request: AllreduceRequest) -> tuple[object, ...]:
-    """All that decides on how an allreduce of a flat array without residual goes."""
+    """The cache key of an allreduce of a flat array without residual."""
     source, reduction, coding = request.source, request.reduction, request.coding
     return (
         source.nbytes, source.dtype, reduction.op, reduction.element, coding.lane_bits, coding.saturate,

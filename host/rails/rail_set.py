@@ -69,7 +69,7 @@ class WatchedRail(Rail, Protocol):
     def watched_by(self, watch: Callable[[float], bool] | None) -> None:
         """From now on ``watch`` is called on the rail's own thread, at least every 10 ms while an allreduce waits, with
         the monotonic seconds of its last progress; what it raises ends the allreduce at once, and the rail for good.
-        Where it returns True, it says itself for whom the allreduce waits.  None: nobody is told any more."""
+        If it returns True, it reports by itself for whom the allreduce waits.  None removes the watcher."""
 
     def counted_by(self, carried: Callable[[], dict[str, int]]) -> None:
         """From now on the rail reports what ``carried`` returns: the payload bytes that each of the rails has carried,

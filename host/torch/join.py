@@ -113,8 +113,8 @@ def join(
     controller = options.controller or os.environ.get(CONTROLLER_VARIABLE)
     if not controller and not rails:
         raise JoinRefused(
-            f"{me}: nobody plans this job: set {CONTROLLER_VARIABLE} or Options(controller=...) to the job service's "
-            f"address (`netfold up` prints it), or to {STORE!r} to do without switches, over TCP alone; or try it on "
+            f"{me}: no controller is configured for this job: set {CONTROLLER_VARIABLE} or Options(controller=...) to "
+            f"the job service's address (`netfold up` prints it), or to {STORE!r} to do without switches, over TCP alone; or try it on "
             f"this machine: netfold run -np {world} --topo leafspine,2,1,{world + world % 2} -- python SCRIPT"
         )
     if options.timeout is not None:

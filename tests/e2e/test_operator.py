@@ -52,7 +52,7 @@ def test_a_spine_is_drained_under_running_ranks(engine: Engine, tmp_path: Path) 
     fabric = leafspine(2, 2, 4, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
     fabric = msgspec.structs.replace(fabric, probe=0)  # probes would be packets
     with Network(fabric, logs=tmp_path / "logs") as network, Steady(network, seed=11) as steady:
-        assert netfold(fabric, "drain", "spine1") == "spine1 is drained; drained in all: spine1\n"
+        assert netfold(fabric, "drain", "spine1") == "spine1 is drained; now drained: spine1\n"
         assert [tree.root for tree in steady.round(1).trees] == ["spine2", "spine2"]
         before = steady.until("spine1 holds nothing of the job", lambda status: not slots_used("spine1", status))
         steady.go_on()
@@ -60,7 +60,7 @@ def test_a_spine_is_drained_under_running_ranks(engine: Engine, tmp_path: Path) 
         assert through("spine1", after) == through("spine1", before)
         assert through("spine2", after) != through("spine2", before)
         assert [(s.name, s.up) for s in after.switches if s.drained] == [("spine1", True)]
-        assert netfold(fabric, "undrain", "spine1") == "spine1 is in use again; drained in all: nothing\n"
+        assert netfold(fabric, "undrain", "spine1") == "spine1 is in use again; now drained: nothing\n"
         assert [tree.root for tree in steady.round(2).trees] == ["spine1", "spine2"]
         ends = steady.end()
     assert [(end["rail"], end["rounds"]) for end in ends] == [("innet", 2)] * 4

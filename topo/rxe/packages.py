@@ -48,7 +48,7 @@ ASK_SECONDS: Final = 180.0
 
 
 class PackagesMissing(FabricFailed):
-    """Virtual machines cannot be had here; the message says what is missing and how to get it.
+    """Virtual machines are not available here; the message says what is missing and how to get it.
 
     Remedy: virtual machines as hosts need Debian on x86-64 with its package lists (`apt-get update`) and QEMU (`make
     machines`).

@@ -42,7 +42,7 @@ def _set(name: str, file: RunningFabric, controller: Address, *, drained: bool, 
     address, token = controller_of(file, controller)
     done: operator.Drained = awaited(client.drain(address, name, drained, wait=wait, token=token))
     print(plain_text.json_line(done) if json else
-          plain_text.clean(f"{done.name} is {'drained' if drained else 'in use again'}; drained in all: "
+          plain_text.clean(f"{done.name} is {'drained' if drained else 'in use again'}; now drained: "
                            f"{', '.join(done.names) or 'nothing'}"))
     if done.still:
         fail(FAILED, f"drain: nothing new goes there, but after {wait:g} s {done.name} still carries\n  "

@@ -24,8 +24,8 @@ MODULE: Final = "p4runtime_sh"
 class NoShell(Exception):
     """p4runtime-shell is not installed; the message says how to get it.
 
-    Remedy: type what the message says: p4runtime-shell wants an older protobuf than this environment, and so one of its
-    own.
+    Remedy: run the command in the message: p4runtime-shell needs an older protobuf than this environment, and so one of
+    its own.
     """
 
 

@@ -73,8 +73,8 @@ class Unsupported(P4Error):
 class CompileError(Exception):
     """The program has errors; `diagnostics` lists them, and str() shows them with their lines.
 
-    Remedy: mend the program at the file, line and column that each line names. What this compiler does not take is
-    refused by name, with the word "unsupported"; docs/softswitch.md lists it.
+    Remedy: correct the program at the file, line and column that each line names.  Unsupported features are refused by
+    name, with the word "unsupported"; docs/softswitch.md lists them.
     """
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:

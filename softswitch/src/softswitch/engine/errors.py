@@ -23,7 +23,7 @@ class InvalidArgument(EngineError):
 class NotFound(EngineError):
     """The entry, member, group or session does not exist.
 
-    Remedy: insert it first, or correct its id; after a new pipeline configuration nothing of the old one is there.
+    Remedy: insert it first, or correct its id; a new pipeline configuration removes all entries of the old one.
     """
 
     code = 5
@@ -41,7 +41,8 @@ class AlreadyExists(EngineError):
 class PermissionDenied(EngineError):
     """The program declares the object constant.
 
-    Remedy: leave what the program declares constant; become primary (a higher election id) before writing.
+    Remedy: do not change objects that the program declares constant; become primary (a higher election id) before
+    writing.
     """
 
     code = 7
@@ -50,7 +51,7 @@ class PermissionDenied(EngineError):
 class ResourceExhausted(EngineError):
     """The table, group or reply is full.
 
-    Remedy: delete what is not needed, or give the table a larger size in the program.
+    Remedy: delete unneeded entries, or give the table a larger size in the program.
     """
 
     code = 8
@@ -59,7 +60,7 @@ class ResourceExhausted(EngineError):
 class FailedPrecondition(EngineError):
     """The switch's present state does not allow it: a member that entries use, a packet-out without CPU port.
 
-    Remedy: bring the switch into the state that the message names first: push a pipeline, remove what still uses the
+    Remedy: bring the switch into the state that the message names first: push a pipeline, or remove the users of the
     object.
     """
 
@@ -78,7 +79,7 @@ class OutOfRange(EngineError):
 class Unimplemented(EngineError):
     """The switch does not support this.
 
-    Remedy: do it another way: the message says what is not supported. docs/softswitch.md lists all of it.
+    Remedy: use another way: the message says what is not supported. docs/softswitch.md lists all of it.
     """
 
     code = 12
@@ -107,7 +108,7 @@ class Unavailable(EngineError):
 class EngineTimeout(EngineError):
     """The switch process did not answer within the allowed time.
 
-    Remedy: find out what holds the switch's process: a machine without a free processor, or a program that never ends
+    Remedy: find out what delays the switch's process: a machine without a free processor, or a program that never ends
     for some packet.
     """
 

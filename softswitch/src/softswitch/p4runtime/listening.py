@@ -36,8 +36,8 @@ MAX_CONNECTIONS: Final = 512
 class ListenError(Exception):
     """The server cannot listen at this address, or must not.
 
-    Remedy: give a free address: HOST:PORT or unix:PATH. One that other machines reach needs mutual TLS, or
-    --insecure said aloud.
+    Remedy: give a free address: HOST:PORT or unix:PATH.  An address that other machines reach needs mutual TLS, or
+    --insecure.
     """
 
 

@@ -46,16 +46,16 @@ _SHEBANG_MAX = 120
 
 
 class ForeignFileError(Exception):
-    """A file of that name is there, and `softswitch tools` has not written it.
+    """A file of that name exists, and `softswitch tools` has not written it.
 
     Remedy: give `softswitch tools` an empty folder of its own.
     """
 
 
 class UnsafeError(Exception):
-    """Programs there could be another user's tomorrow, or cannot be started; the message says why.
+    """Another user could replace programs there, or they cannot be started; the message says why.
 
-    Remedy: give a folder that is yours alone: what lies there is run as a program by whoever has it on PATH.
+    Remedy: give a folder that belongs to you alone: its files are run as programs by everybody who has it on PATH.
     """
 
 

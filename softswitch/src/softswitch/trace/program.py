@@ -132,7 +132,7 @@ class TracedProgram:
 
 
 def _number(value: Any, most: int = _MOST_BITS) -> int:
-    """A number of a description, which may be a stranger's. Raises ValueError where it is too large to be meant."""
+    """A number of a description, which may be untrusted. Raises ValueError if it is too large to be intended."""
     if not isinstance(value, int) or not -most <= value <= most:
         raise ValueError(f"{str(value)[:40]} is out of range")
     return value
