@@ -114,8 +114,9 @@ def join(
     if not controller and not rails:
         raise JoinRefused(
             f"{me}: no controller is configured for this job: set {CONTROLLER_VARIABLE} or Options(controller=...) to "
-            f"the job service's address (`netfold up` prints it), or to {STORE!r} to do without switches, over TCP alone; or try it on "
-            f"this machine: netfold run -np {world} --topo leafspine,2,1,{world + world % 2} -- python SCRIPT"
+            f"the job service's address (`netfold up` prints it), or to {STORE!r} to do without switches, over TCP "
+            f"alone; or try it on this machine: netfold run -np {world} --topo leafspine,2,1,{world + world % 2} "
+            "-- python SCRIPT"
         )
     if options.timeout is not None:
         timeout = options.timeout
