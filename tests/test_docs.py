@@ -51,7 +51,7 @@ def missing_files(text: str) -> set[str]:
 
 @cache
 def helps(tool: str, *names: str) -> bool:
-    """Whether a command prints its --help."""
+    """True if a command prints its --help."""
     return CliRunner().invoke(APPS[tool], [*names, "--help"]).exit_code == 0
 
 

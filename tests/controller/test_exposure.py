@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the controller refuses to serve where other machines reach it, and what it serves there all the same."""
+"""The services that the controller refuses at addresses that other machines reach, and those that it offers there."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def controller(fabric: Fabric, *, insecure: bool = False) -> Controller:
     ("localhost.example:1", False), ("ipv4:127.0.0.1:1", False), ("dns:///localhost:1", False),
 ])
 def test_only_loopback_and_unix_sockets_are_local(address: str, local: bool) -> None:
-    """What is not plainly of this machine is taken for reachable."""
+    """An address that is not clearly local counts as reachable."""
     assert is_local(address) is local
 
 
@@ -118,7 +118,7 @@ def test_an_exposed_controller_does_not_start(tmp_path: Path, caplog: pytest.Log
 
 
 def test_an_exposed_standby_does_not_wait_for_its_day(tmp_path: Path) -> None:
-    """What would keep it from taking over is told when it starts."""
+    """Obstacles to its taking over are reported when it starts."""
     fabric = lab(tmp_path, standby="10.0.0.9:50050")
     with pytest.raises(FabricError, match=r"fabric\.jobs: other machines may reach 10\.0\.0\.9:50050"):
         Standby(fabric)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a standby knows of the first controller, by an injected clock and injected answers; and how addresses greet."""
+"""A standby's knowledge of the first controller, by an injected clock and injected answers; and how addresses greet."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Watched:
         await self._turns[-1]
 
     async def after(self, seconds: float) -> Health:
-        """What is known when all loops have turned, at least once a second, for so many seconds."""
+        """The state known when all loops have turned, at least once a second, for so many seconds."""
         end = self.now + seconds
         while self.now < end:
             await self.turn(min(1.0, end - self.now))

@@ -44,7 +44,7 @@ class Scripted(Observer):
 
 
 class Beats(Heartbeat):
-    """What a test says of the first controller; nothing at first."""
+    """A test's statements about the first controller; none at first."""
 
     said: Health = "unknown"
 

@@ -109,7 +109,7 @@ def test_permissions_are_there_from_the_first_byte(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("write", WRITERS)
 def test_a_pipe_is_written_to(write: Callable[[Path], None], tmp_path: Path) -> None:
-    """What is no regular file stays what it is: somebody reads there."""
+    """A file that is not regular is not replaced: a reader is there."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     got: list[str] = []

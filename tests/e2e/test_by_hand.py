@@ -20,7 +20,7 @@ SCRIPT = (ROOT / "docs/by-hand.md").read_text().partition("```sh\n")[2].partitio
 
 
 def typed(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """What bash does with these lines, in a network of its own, whose names are not the machine's."""
+    """The result of these lines in bash, in a network of its own, whose names are not the machine's."""
     (folder / "examples").symlink_to(ROOT / "examples")
     lines = f"mount -t tmpfs none /run || exit 99\ncd {folder}\n{script}"
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -30,7 +30,7 @@ ASKED = 20
 
 
 def netfold(*words: str) -> str:
-    """What a command prints; it has to succeed.  It runs in this process, which is not the fabric's."""
+    """The output of a command; it must succeed.  It runs in this process, which is not the fabric's."""
     status, said = invoked(shlex.join(["netfold", *words]))
     assert status == 0, said
     return said
@@ -111,7 +111,7 @@ def settled(fabric: subprocess.Popen[str]) -> None:
 
 
 def watched() -> bool:
-    """Whether a controller answers, with whom all ranks of the job have registered."""
+    """True if a controller answers, with whom all ranks of the job have registered."""
     status, said = invoked("netfold status --json")
     return status == 0 and [job["awaited"] for job in json.loads(said)["jobs"]] == [[]]
 

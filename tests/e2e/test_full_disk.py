@@ -52,7 +52,7 @@ def fill(place: Path) -> None:
 
 
 def logged() -> io.StringIO:
-    """What is logged from now on."""
+    """The log from now on."""
     text = io.StringIO()
     logging.basicConfig(level=logging.INFO, stream=text, force=True)
     return text
@@ -136,7 +136,7 @@ def saved_figures(place: Path) -> None:
 
 
 def cache_of_c(place: Path) -> None:
-    """What was compiled is used; what is new is an error that names the cache and what to set."""
+    """Compiled programs are used; a new one is an error that names the cache and the variable to set."""
     done = cc.build(["int f(void) { return 1; }\n"], kind="shared", cache_dir=place)
     fill(place)
     assert cc.build(["int f(void) { return 1; }\n"], kind="shared", cache_dir=place) == done

@@ -49,7 +49,7 @@ def result_of(frames: list[tuple[str, bytes]], victim: str) -> dict[str, object]
 
 
 def refusal_of_a_role(network: Network) -> str:
-    """What a leaf says to a client that wants to write to it beside the controller, in a role of its own."""
+    """A leaf's answer to a client that wants to write to it beside the controller, in a role of its own."""
     leaf = network.fabric.switch("leaf1")
     with Client(leaf.grpc, device=leaf.device_id) as guest:
         stream = guest.stream()

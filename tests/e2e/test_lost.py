@@ -108,7 +108,7 @@ def one_ahead(jobs: Iterator[T]) -> Iterator[T]:
 
 
 def heard(ranks: Ranks) -> list[dict[str, Any]]:
-    """What the ranks that are left were told; then all are ended."""
+    """The reports to the remaining ranks; then all are ended."""
     said = []
     for process, log in zip(ranks.processes[:3], ranks.logs, strict=False):
         process.wait(100)

@@ -34,7 +34,7 @@ MTU = 4096
 
 
 def summed(engine: Engine, loss: float, tmp_path: Path) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """What each rank of a job says of its sums, and the frames of its data, each once.
+    """Each rank's report on its sums, and the frames of its data, each once.
 
     loss  probability on each link, also of repetition, reordering and corruption
     """

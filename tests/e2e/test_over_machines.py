@@ -131,7 +131,7 @@ def test_a_machine_with_ranks_that_is_lost_ends_the_run_by_name(tmp_path: Path) 
 
 
 def netfold(*words: str, status: int = 0) -> str:
-    """What a command says, which ends with this status.  It runs in this process, which is not the fabric's."""
+    """The output of a command, which ends with this status.  It runs in this process, which is not the fabric's."""
     ended, said = invoked(shlex.join(["netfold", *words]))
     assert ended == status, (words, said)
     return said
@@ -245,7 +245,7 @@ def page(said: Path, kind: str, target: str, key: str | None = None) -> tuple[in
 
 
 def is_down(interface: str) -> bool:
-    """Whether an interface of a switch, which is in the sandbox of an agent, has been taken down."""
+    """True if an interface of a switch, which is in the sandbox of an agent, has been taken down."""
     for namespace in {os.readlink(path): path for path in Path("/proc").glob("[0-9]*/ns/net")}.values():
         done = subprocess.run(["nsenter", f"--net={namespace}", "ip", "-json", "link", "show", "dev", interface],
                               capture_output=True, text=True, timeout=10, check=False)

@@ -94,7 +94,7 @@ def netfold(fabric: Fabric, *words: str) -> str:
 
 
 def netfold_paths(fabric: Fabric, *words: str) -> Table:
-    """What `netfold paths` prints with these arguments."""
+    """The output of `netfold paths` with these arguments."""
     return msgspec.json.decode(netfold(fabric, "paths", *words, "--json"), type=Table)
 
 

@@ -141,7 +141,7 @@ def mixed(jobs: Jobs) -> None:
 
 
 def compiled_in(jobs: Jobs) -> set[str]:
-    """What guests have put into the cache of compiled programs, of which they see this machine's."""
+    """Programs that guests have put into the cache of compiled programs, of which they see this machine's."""
     here = {file.name for file in default_cache_dir().iterdir()}
     return set(jobs.run_everywhere(f"ls {default_cache_dir()}").split()) - here
 
@@ -294,7 +294,7 @@ def folded_frames(engine: Engine, folder: Path) -> list[bytes]:
 
 
 def check_with_scapy(frames: list[bytes]) -> None:
-    """What scapy makes of each packet's fields is the packet."""
+    """scapy builds the same packet from each packet's fields."""
     from scapy.contrib.roce import BTH
     from scapy.layers.l2 import Ether
 

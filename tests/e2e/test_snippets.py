@@ -32,7 +32,7 @@ def chosen(kind: str) -> list[Snippet]:
 
 
 def named(snippet: Snippet) -> str:
-    """What an example is called in the output."""
+    """The name of an example in the output."""
     return " ".join(snippet.key)
 
 

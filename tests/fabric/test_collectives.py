@@ -72,7 +72,7 @@ def test_a_rank_has_one_flow_to_each_peer_in_all_steps(name: str, n: int, root: 
 
 
 def sent(n: int, strand: Callable[[Mesh], Strand]) -> Pairs:
-    """Who sends to whom when all ranks run this."""
+    """Pairs of sender and receiver when all ranks run this."""
 
     def rank(mesh: Mesh) -> Pairs:
         recorder = Recorder(mesh)

@@ -177,7 +177,7 @@ def test_attributes_of_a_graph_say_hosts_roles_places_and_links() -> None:
      "host c: expected one link, to a switch, got 2: a, b"),
 ])
 def test_a_graph_that_is_no_fabric_names_node_or_link(change: object, says: str) -> None:
-    """What was expected there, and what was found."""
+    """The error has the expected and the found value."""
     graph = nx.Graph([("a", "b")])
     change(graph)  # type: ignore[operator]
     with pytest.raises(FabricError, match=says):

@@ -19,7 +19,7 @@ ENOUGH = 15
 
 
 def refusal_within_bounds(path: Path) -> str:
-    """What the file's reader says, in a process of 2 GiB and so many processor seconds."""
+    """The error of the file's reader, in a process of 2 GiB and so many processor seconds."""
     program = ("import sys; from netfold.fabric.generate import parse; from netfold.fabric.graph import FabricError\n"
                "try: print(len(parse(f'file:{sys.argv[1]}').switches))\n"
                "except FabricError as error: print(error)")

@@ -86,7 +86,7 @@ def test_connections_and_source_ports_tell_the_ranks_of_a_machine_apart(members:
 
 
 def test_the_ranks_of_a_machine_share_its_window() -> None:
-    """What is in flight on a machine's link does not grow with the number of its ranks, down to the least ranges."""
+    """The bytes in flight on a machine's link do not grow with the number of its ranks, down to the least ranges."""
     sizes = Sizes(data=64, agreement=16, together=128)
     assert [sizes.fitted(2 * n).data for n in (1, 2, 3, 4, 8)] == [64, 32, 16, 16, 16]
 

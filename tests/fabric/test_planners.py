@@ -97,7 +97,7 @@ def test_trees_stand_in_the_order_of_the_fabrics_switches() -> None:
 
 
 def test_the_search_of_a_tree_ends_with_the_last_rank() -> None:
-    """What lies behind the last layer that has a rank is not looked at, since every switch is tried as a root."""
+    """Layers behind the last one with a rank are not searched, since every switch is tried as a root."""
     near = trees._neighbours(leafspine(40, 8, 80).graph())
     found = trees._parents(near, "spine1", {"leaf1", "leaf40"})
     assert found == {f"leaf{number}": "spine1" for number in range(1, 41)}

@@ -13,7 +13,7 @@ from netfold.fabric.pools import Exhausted, Ranges
 
 
 def is_free(ranges: Ranges, base: int, length: int) -> bool:
-    """Whether none of these cells is in use, by looking at every range."""
+    """True if none of these cells is in use, by looking at every range."""
     return all(base + length <= other or other + n <= base for other, n in ranges.ranges.items())
 
 
@@ -61,7 +61,7 @@ def test_a_given_range_is_taken_where_it_is_free(size: int, wanted: list[tuple[i
 
 
 def test_small_ranges_leave_large_ones_whole() -> None:
-    """What is small goes where something is small already, so that what is large finds room."""
+    """Small ranges are placed beside small ones, so that large ones find room."""
     ranges = Ranges(64, "cells")
     first = ranges.allocate(16)
     ranges.allocate(16)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs that know nothing of NetFold find in its errors."""
+"""The errors as seen by programs that know nothing of NetFold."""
 
 from __future__ import annotations
 

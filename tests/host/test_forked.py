@@ -28,12 +28,12 @@ from netfold.testing import loopback_job, on_every_rank, subnet
 
 HOST = Path(__file__).resolve().parents[2] / "host"
 OWN = np.full(4, 1000, np.float32)
-"""What the child would add."""
+"""The array that the child would add."""
 RAILS = ["innet", "tcp", "roce", "auto"]
 
 
 def said_by(call: Callable[[], object]) -> str:
-    """What a call returns or raises, in a word and a text."""
+    """The result or error of a call, as a word and a text."""
     try:
         return f"returned {call()}"
     except NetFoldError as error:
@@ -41,7 +41,7 @@ def said_by(call: Callable[[], object]) -> str:
 
 
 def in_child(call: Callable[[], object]) -> str:
-    """What a forked child hears when it makes a call; bounded by the test's time-out."""
+    """The result of a call in a forked child; bounded by the test's time-out."""
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:

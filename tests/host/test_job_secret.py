@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is derived from a job's secret."""
+"""Keys derived from a job's secret."""
 
 from __future__ import annotations
 

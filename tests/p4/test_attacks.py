@@ -100,7 +100,7 @@ class Attacked(ModelledFabric):
 
     @property
     def done(self) -> bool:
-        """Whether all ranks have all results."""
+        """True if all ranks have all results."""
         return all(sender.done for sender in self.senders) and all(
             len(rank.has) == PACKETS for rank in self.windowed.values())
 
@@ -139,7 +139,7 @@ def mutated(fabric: RcFabric, packet: Packet, rng: random.Random) -> Packet:
 
 
 def belongs(fabric: RcFabric, place: int, packet: Packet) -> bool:
-    """Whether a host may say such a thing: it carries the addresses of its own contributions, results or answers.  What
+    """True if a host may say such a thing: it carries the addresses of its own contributions, results or answers.  What
     a rank says of itself is its own affair."""
     own = {fabric.hosts[place].address} | ({fabric.fold_address_of(place)} if place in fabric.rc_ranks else set())
     return packet.src in own

@@ -23,7 +23,7 @@ from support.rc_fabric import RcFabric, allreduce
 from support.slot_model import MICROSECOND, MILLISECOND, SECOND, TerribleNetwork
 
 BECN = 0x40
-"""Of the byte before the destination queue pair."""
+"""The BECN bit of the byte before the destination queue pair."""
 CE, ECT = 3, 2
 SHAPES = [(1, 0, 3), (2, 1, 4)]
 
@@ -70,7 +70,7 @@ def fabric_of(shape: tuple[int, int, int], seed: int = 1, loss: float = 0.0) -> 
 
 
 def sources(fabric: RcFabric, rng: random.Random, messages: int = 6) -> dict[int, list[bytes]]:
-    """What each rank contributes."""
+    """The contributions of each rank."""
     longest = fabric.stream.slots // 4 * fabric.path_mtu
     sizes = [longest if n % 2 else rng.randrange(1, longest) for n in range(messages)]
     return {rank: [rng.randbytes(size) for size in sizes] for rank in fabric.rc_ranks}

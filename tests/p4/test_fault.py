@@ -56,7 +56,7 @@ def draw(seed: int, number: int) -> int:
 
 
 def model(count: int, seed: int, shares: Shares) -> list[Seen]:
-    """What comes of data packets 0..count-1, in order, where copies come at once."""
+    """The arrivals for data packets 0..count-1, in order, if copies arrive at once."""
     lose, flip, twice, late = shares.limits
     out: list[Seen] = []
     held: tuple[int, int] | None = None  # packet, the number that brings it back

@@ -72,14 +72,14 @@ def attacked(fabric: P4Fabric, victim: int) -> tuple[RankStream, int]:
 
 
 def result(fabric: P4Fabric, victim: int, source: str, ttl: int) -> Forged:
-    """What looks like the result for which the attacked rank waits."""
+    """A packet that looks like the result for which the attacked rank waits."""
     stream, psn = attacked(fabric, victim)
     packet = Packet(roce.LaneOperation.SUM32, roce.Opcode.WRITE_MIDDLE, 0, psn, b"", FORGED)
     return Forged(source, stream.predecessor_port, fabric.hosts[victim].address, packet.build(stream.qp), ttl)
 
 
 def contribution(fabric: P4Fabric, victim: int, source_port: int) -> Forged:
-    """What looks like the next contribution of the attacked rank, but for its UDP source port."""
+    """A packet that looks like the next contribution of the attacked rank, but for its UDP source port."""
     stream, psn = attacked(fabric, victim)
     packet = Packet(roce.LaneOperation.SUM32, roce.Opcode.WRITE_MIDDLE, 0, psn, b"", FORGED)
     return Forged(fabric.hosts[victim].address, source_port, stream.peer, packet.build(stream.peer_qp))

@@ -54,7 +54,7 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether every rank has every result."""
+        """True if every rank has every result."""
         windowed = self.fabric.windowed.values()
         return all(sender.done for sender in self.senders) and all(len(rank.has) == 3 for rank in windowed)
 

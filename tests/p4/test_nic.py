@@ -22,7 +22,7 @@ def quiet() -> TerribleNetwork:
 
 
 def requests(packets: list[Packet]) -> list[Packet]:
-    """Those that carry data."""
+    """The packets that carry data."""
     return [packet for packet in packets if packet.opcode != ACKNOWLEDGE]
 
 

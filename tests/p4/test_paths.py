@@ -32,7 +32,7 @@ INSIDE, NEAR, FAR = (FABRIC.host(name) for name in ("h1", "h3", "h5"))  # on lea
 
 
 def entries(modes: dict[str, Mode] | None = None) -> list[Entry]:
-    """What the controller gives leaf1."""
+    """The controller's entries for leaf1."""
     steering = Steering(FABRIC)
     steering.modes |= modes or {}
     made = tables.merge([tables.guard_entries(FABRIC), steering.base(FABRIC.graph())])[LEAF]

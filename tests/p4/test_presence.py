@@ -54,7 +54,7 @@ def result(s: Scene, psn: int, payload: bytes = TOTAL, **fields: object) -> Out:
 
 
 def shown(out: Out) -> list[tuple[int, int, bytes, Reth | None, bool]]:
-    """What counts here of what left, by port."""
+    """The relevant fields of the packets that left, by port."""
     return [(to, packet.opcode, packet.payload, packet.reth, packet.solicited) for to, packet in out]
 
 
@@ -368,7 +368,7 @@ class Links(Wires):
         self.carried: Counter[End] = Counter()
         """Bytes of frames that left each end of a link."""
         self.heard: list[dict[int, bytes]] = [{} for _ in self.hosts]
-        """Of each rank: PSN -> payload."""
+        """For each rank: PSN -> payload."""
 
     def transmit(self, end: End, data: bytes) -> None:
         """Counts what leaves."""

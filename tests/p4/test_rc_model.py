@@ -51,7 +51,7 @@ class Machine(RuleBasedStateMachine):
     shape: ClassVar[tuple[int, int, int]]
     rc: ClassVar[tuple[int, ...]]
     bmv2: ClassVar[bool] = False
-    """Whether the program is the one that BMv2 gets."""
+    """True if the program is the one that BMv2 gets."""
 
     @initialize(psn=st.sampled_from([5, roce.PSN_MASK - 3, roce.PSN_MASK]), seed=st.integers(0, 3))
     def build(self, psn: int, seed: int) -> None:
@@ -218,7 +218,7 @@ def test_long_runs_beside_the_rules(shape: tuple[int, int, int], seed: int) -> N
 
 
 def asks_for_one_at_most(data: bytes) -> bool:
-    """Whether a frame is no question for several packets."""
+    """True if a frame is no question for several packets."""
     packet = Packet.parse(data)
     assert packet is not None
     return packet.syndrome is None or packet.pkey != roce.PKEY_WINDOWED or packet.msn - packet.psn == 1

@@ -79,7 +79,7 @@ class Machine(RuleBasedStateMachine):
     window: ClassVar[int]
     slots: ClassVar[int]
     roles: ClassVar[bool]
-    """Whether some contribute no lanes, and to some the acknowledgement is enough; else all contribute and want."""
+    """True if some contribute no lanes, and to some the acknowledgement is enough; else all contribute and want."""
 
     @initialize(first=st.sampled_from([5, roce.PSN_MASK - 2, roce.PSN_MASK]))
     def build(self, first: int) -> None:
@@ -268,7 +268,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def shown(packet: Packet | Nak) -> object:
-    """What is compared of a packet."""
+    """The compared fields of a packet."""
     if isinstance(packet, Nak):
         return packet
     return packet.psn, packet.opcode, packet.content, packet.order, packet.lanes.tobytes()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is built from the three projects of the repository holds everything once, works in fresh environments, alone and
-together, and needs what it declares."""
+"""The packages built from the three projects of the repository hold everything once, works in fresh environments, alone
+and together, and needs what it declares."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_a_ring_in_order_crosses_each_interface_once() -> None:
 
 
 def test_a_message_begins_later_by_its_latency() -> None:
-    """What stays inside a machine costs the machine's latency, all else the network's."""
+    """A message inside a machine costs the machine's latency, other messages the network's."""
     work = with_latency(ALGORITHMS["ring"](2, 2, 64, 0), 2, MessageLatency(1.0, 3.0))
     assert set(zip(work.source, work.gap, strict=True)) == {(0, 1.0), (1, 3.0), (2, 1.0), (3, 3.0)}
 

@@ -90,7 +90,7 @@ def test_cables_that_are_not_there_are_refused() -> None:
 
 
 def test_a_fabric_file_becomes_a_topology() -> None:
-    """What runs in Mininet can be simulated: same sizes, same rates; irregular ones are refused."""
+    """A fabric that runs in Mininet can be simulated: same sizes, same rates; irregular ones are refused."""
     fab = leafspine(4, 4, 16, rate="1gbit")
     assert of_fabric(fab, delay=1e-5) == leaf_spine(hosts=16, leaves=4, spines=4, rate=1e9, delay=1e-5)
     with pytest.raises(ValueError, match="equally many hosts"):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of several rooms share: references, stand-ins, fabrics, and programs that run as ranks (``ranks/``)."""
+"""Common parts of the tests of several rooms: references, stand-ins, fabrics, and programs that run as ranks
+(``ranks/``)."""
 
 from __future__ import annotations
 

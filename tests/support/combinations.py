@@ -279,7 +279,7 @@ OTHERS: Final = {
 
 # ---- cells -----------------------------------------------------------------------------------------------------------
 def cell(ranks: Ranks, feature: Feature) -> str:
-    """What carries a feature: ``FOLDS``, or how it goes instead."""
+    """The path of a feature: ``FOLDS``, or another one."""
     size = len(ranks.callers)
     before = {rank: len(ranks.comms[rank].flight()) for rank in ranks.callers}
     callers = [ranks.comms[rank] for rank in ranks.callers]

@@ -46,7 +46,7 @@ def join_all(r: Rig, kinds: Sequence[str], **changes: Any) -> list[asyncio.Task[
 
 
 def pairs_of(plan: Plan, first: int = FIRST_QP) -> list[OwnPairs]:
-    """What a NIC may choose for a plan whose queue pairs are numbered from ``first``."""
+    """Numbers that a NIC may choose for a plan whose queue pairs are numbered from ``first``."""
     return [OwnPairs(first + 2 * n, first + 2 * n + 1, 0x7F00_0000_0000 + n, 0x100 + plan.rank)
             for n in range(2 * len(plan.trees))]
 

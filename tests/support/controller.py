@@ -50,7 +50,7 @@ class MemorySwitch:
         self.writes: list[list[Update]] = []
         self.counters: dict[str, dict[int, Count]] = {}
         self.sends: Callable[[int, bytes], None] = lambda port, frame: None
-        """What becomes of a frame that it sends out of a port."""
+        """Called with each frame that it sends out of a port."""
         self.slots: dict[int, SlotState] = {}
         self.refuse: Callable[[Update], bool] = lambda update: False
         self.unreachable = False
@@ -154,7 +154,7 @@ class ScriptedServer(p4r_grpc.P4RuntimeServicer):
         self.primary: int | None = None
         """Election id of another controller that is primary."""
         self.looks = False
-        """Whether the first election id of a stream is one that only looks."""
+        """True if the first election id of a stream is one that only looks."""
         self.cookie: int | None = None
         self.program = b""
         """The p4_device_config that it tells."""
@@ -251,7 +251,7 @@ def tiny_p4info() -> p4i.P4Info:
 
 
 PIPELINE = Pipeline(tiny_p4info(), b"program")
-"""What the scripted server's switch runs."""
+"""The pipeline of the scripted server's switch."""
 
 
 @asynccontextmanager

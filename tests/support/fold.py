@@ -136,7 +136,7 @@ class Wire:
         return struct.unpack("!256I", packet[start:-4]), packet[1] & 3
 
     async def silence(self, rank: int, seconds: float = 0.2) -> bool:
-        """Whether nothing comes from the switch."""
+        """True if nothing comes from the switch."""
         try:
             async with asyncio.timeout(seconds):
                 while (await asyncio.get_running_loop().sock_recv(self.sockets[rank], 4096))[6:12] != self.mac:

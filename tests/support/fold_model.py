@@ -51,7 +51,7 @@ class Out(NamedTuple):
 
 @dataclass
 class Child:
-    """What a switch knows of a child."""
+    """A switch's state of a child."""
 
     kind: Kind = Kind.WINDOWED
     first_psn: int = 0
@@ -61,7 +61,7 @@ class Child:
 
 @dataclass
 class Slot:
-    """What a slot holds."""
+    """The state of a slot."""
 
     epoch: int = 0
     psn: int = 0
@@ -70,7 +70,7 @@ class Slot:
     shape: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Opcode, bytes of payload, pad count, and offset of the write."""
     length: int = 0
-    """Of the whole write."""
+    """Length of the whole write."""
     children: frozenset[int] = frozenset()
     lanes: bytes = b""
 
@@ -156,7 +156,7 @@ class ModelSwitch:
         return [] if self._had(sender, previous) else [Out(sender, "ask", previous, following(previous))]
 
     def _had(self, sender: int, psn: int) -> bool:
-        """Whether a windowed neighbour's packet is here after all: it came out of turn, or again."""
+        """True if a windowed neighbour's packet is here after all: it came out of turn, or again."""
         slot = self.table[psn & self.slots - 1]
         age = self._age(slot, psn)
         return age < 0 or (age == 0 and (slot.done or sender in slot.children))

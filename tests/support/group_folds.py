@@ -33,7 +33,7 @@ from support.collectives import values
 SLOW = Measured(LinkCost(1e-4, 1e-8), 1.0)
 TIMEOUT = 20.0
 Outcome = Callable[[tuple[int, ...], int, int], str]
-"""What becomes of an attempt, by members, number and rank in the group: "ok", "refused", "never", or "port"."""
+"""The outcome of an attempt, by members, number and rank in the group: "ok", "refused", "never", or "port"."""
 
 
 class Switches:

@@ -63,7 +63,7 @@ class Jobs:
         return [said[rank] for rank in sorted(said)] + ([json.loads(next(self._beside)[1])] if mixed else [])
 
     def ended(self) -> bool:
-        """Whether all ranks have ended, with nothing more to say."""
+        """True if all ranks have ended, with nothing more to say."""
         return next(self.lines, None) is None and next(self._beside, None) is None
 
     def begin(self) -> None:
@@ -99,7 +99,7 @@ class Jobs:
         return found[-1]
 
     def run_everywhere(self, script: str) -> str:
-        """What a shell script prints in all guests."""
+        """The output of a shell script in all guests."""
         return "".join(machine.execute(script, script) for machine in self._guests.machines.values())
 
     def until(self, what: str, seen: Callable[[Status], bool]) -> None:
@@ -162,7 +162,7 @@ def start(machine: Machine, script: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """What a program has printed once it has ended with status 0."""
+    """The output of a program, once it has ended with status 0."""
     output, _ = process.communicate(timeout=TOOL_SECONDS)
     assert process.returncode == 0, output
     return output

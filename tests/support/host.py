@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests do to communicators: short timeouts, and a signal that arrives while they wait."""
+"""Helpers for tests of communicators: short timeouts, and a signal that arrives while they wait."""
 
 from __future__ import annotations
 

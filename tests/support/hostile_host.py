@@ -50,7 +50,7 @@ def result(packet: bytes, *, later: int = 0) -> bytes:
 
 
 def lanes_of(presence: bytes, draw: random.Random) -> bytes:
-    """What a rank that has sent presence of a short tensor wants: the same message with lanes."""
+    """The message that a rank with an empty contribution of a short tensor wants: the same one with lanes."""
     (address, key, _), end = roce.RETH.unpack_from(presence, roce.BTH.size), roce.BTH.size + roce.RETH.size
     reth = roce.RETH.pack(address, key, roce.PATH_MTU)
     return presence[: roce.BTH.size] + reth + draw.randbytes(roce.PATH_MTU) + presence[end:]

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from support import ROOT
 
 BUILT: Final = shutil.ignore_patterns(".git", ".venv", "build", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
-"""What a clone of the repository does not have."""
+"""Files that a clone of the repository does not have."""
 PROJECTS: Final = {"netfold": ".", "netfold-softswitch": "softswitch", "netfold-cbuild": "cbuild"}
 """Distribution -> the folder of its project."""
 SECONDS: Final = 180.0
@@ -47,12 +47,12 @@ def contents(wheel: Path) -> set[str]:
 
 
 def metadata_of(wheel: Path) -> metadata.PackageMetadata:
-    """What a wheel says about itself."""
+    """The metadata of a wheel."""
     return _metadata(wheel).metadata
 
 
 def requirements(wheel: Path) -> list[Requirement]:
-    """What a wheel declares that it and its extras need."""
+    """The requirements of a wheel and its extras."""
     return [Requirement(text) for text in _metadata(wheel).requires or []]
 
 
@@ -104,11 +104,11 @@ class Environment:
         self.pip("install", "--no-index", *wanted)
 
     def pip(self, *arguments: str) -> str:
-        """What pip says, which works on this environment from outside."""
+        """The output of pip, which works on this environment from outside."""
         return checked([sys.executable, "-m", "pip", "--python", self.python, "--quiet", *arguments], cwd=self.bin)
 
     def run(self, command: str, *arguments: str, status: int = 0, cwd: Path | None = None) -> str:
-        """What a command of this environment prints on both streams, where it ends with this exit status."""
+        """The output of a command of this environment on both streams; it must end with this exit status."""
         return checked([str(self.bin / command), *arguments], cwd=cwd or self.bin, status=status)
 
     def _link(self, distribution: metadata.Distribution) -> None:

@@ -87,7 +87,7 @@ class Rig:
     switches: dict[str, MemorySwitch]
     channel: grpc.aio.Channel
     metadata: tuple[tuple[str, str], ...] = ()
-    """What its calls carry, `rpc.tokens.metadata`."""
+    """The metadata of its calls, `rpc.tokens.metadata`."""
 
     async def call(self, method: str, request: Any, answer: Any = Plan, timeout: float = BOUND) -> Any:
         """Call the job service, as a rank does, and return the answer."""

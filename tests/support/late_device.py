@@ -98,7 +98,7 @@ class LateDevice:
         self.place = torch.device(place)
         self.lock = threading.RLock()
         self.failure: Exception | None = None
-        """What whoever waits for an event gets, as from a device that is lost."""
+        """The error for waits on an event, as from a device that is lost."""
         self.held: set[tuple[int, LateStream]] = set()
         """Addresses of memory, and the streams for which it was held."""
         self.captures = False

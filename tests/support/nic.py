@@ -76,7 +76,7 @@ class Work:
 
 
 class Completion(NamedTuple):
-    """What a completion queue tells: a message was acknowledged, or arrived."""
+    """An entry of a completion queue: a message was acknowledged, or arrived."""
 
     id: int
     what: Literal["sent", "received"]
@@ -188,7 +188,7 @@ class QueuePair:
     tos: int = 0
     ready: bool = False
     error: str = ""
-    """What broke it."""
+    """The error that broke it."""
     completions: list[Completion] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     """sent, repeated, timeouts, naks, rnrs (of the requester); taken, duplicates, ahead, acks, naks sent, rnrs sent."""

@@ -42,28 +42,28 @@ class Rc(IntEnum):
 
     @property
     def is_write(self) -> bool:
-        """Whether it is of an RDMA WRITE, else of a SEND."""
+        """True if it is of an RDMA WRITE, else of a SEND."""
         return self >= Rc.WRITE_FIRST
 
     @property
     def begins(self) -> bool:
-        """Whether it is the first packet of a message."""
+        """True if it is the first packet of a message."""
         return self in (Rc.SEND_FIRST, Rc.SEND_ONLY, Rc.SEND_ONLY_IMMEDIATE, Rc.WRITE_FIRST, Rc.WRITE_ONLY,
                         Rc.WRITE_ONLY_IMMEDIATE)
 
     @property
     def ends(self) -> bool:
-        """Whether it is the last packet of a message."""
+        """True if it is the last packet of a message."""
         return self not in (Rc.SEND_FIRST, Rc.SEND_MIDDLE, Rc.WRITE_FIRST, Rc.WRITE_MIDDLE)
 
     @property
     def has_reth(self) -> bool:
-        """Whether an RDMA extended transport header follows the BTH."""
+        """True if an RDMA extended transport header follows the BTH."""
         return self.is_write and self.begins
 
     @property
     def has_immediate(self) -> bool:
-        """Whether four bytes of immediate data stand before the payload."""
+        """True if four bytes of immediate data stand before the payload."""
         return self in (Rc.SEND_LAST_IMMEDIATE, Rc.SEND_ONLY_IMMEDIATE, Rc.WRITE_LAST_IMMEDIATE,
                         Rc.WRITE_ONLY_IMMEDIATE)
 
@@ -176,5 +176,5 @@ class Packet:
 
 
 def icrc_holds(frame: bytes) -> bool:
-    """Whether the last four bytes of a frame are the ICRC of the packet before them."""
+    """True if the last four bytes of a frame are the ICRC of the packet before them."""
     return roce.icrc(frame[14:-4]) == frame[-4:]

@@ -53,7 +53,7 @@ class NicPair:
             self.network.step(then)
 
     def packets(self) -> list[Packet]:
-        """What was sent, parsed."""
+        """The sent packets, parsed."""
         found = [Packet.parse(frame) for frame in self.wire]
         assert all(packet is not None for packet in found)
         return [packet for packet in found if packet is not None]

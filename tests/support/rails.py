@@ -74,7 +74,7 @@ class Plane:
         self.meetings: dict[tuple[int, int], _Meeting] = {}
         self.open: dict[int, set[int]] = {}
         self.up = threading.Event()
-        """Whether a dead plane can be opened again."""
+        """True if a dead plane can be opened again."""
         self.up.set()
 
     def arm(self) -> None:

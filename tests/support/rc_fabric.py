@@ -254,7 +254,7 @@ class Sender:
 
     @property
     def done(self) -> bool:
-        """Whether all results are here and all messages acknowledged."""
+        """True if all results are here and all messages acknowledged."""
         return self.results() == self.sent() == len(self.messages)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks and switches do when part of the fabric fails under a running job."""
+"""The behaviour of ranks and switches when part of the fabric fails under a running job."""
 
 from __future__ import annotations
 

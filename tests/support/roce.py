@@ -54,7 +54,7 @@ class Wires:
         self.packets: list[bytes] = []
         """The same packets from the IPv4 header on."""
         self.path: Callable[[Datagram], Datagram | None] = lambda datagram: datagram
-        """What happens to a packet on the path that its source port leads to; None: it is lost."""
+        """The packet at the end of the path of its source port; None: it is lost."""
         self.ports: list[int] = []
         """The source port of each of ``packets``."""
         self.deliver = [self._receiver(index) for index in range(len(endpoints))]
@@ -123,7 +123,7 @@ class Writer:
             offset += length
 
     def done(self) -> bool:
-        """Whether all messages have arrived and all are acknowledged."""
+        """True if all messages have arrived and all are acknowledged."""
         return len(self.sent()) == len(self.arrived()) == len(self.lengths)
 
     def sent(self) -> list[int]:

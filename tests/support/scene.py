@@ -102,7 +102,7 @@ class Scene:
         return self.fabric.fold_address(self.hosts[place])
 
     def inject(self, port: int, frame: bytes) -> Out:
-        """What a frame makes leave, parsed, by port."""
+        """The packets that a frame causes, parsed, by port."""
         out = self.engine.inject(port, frame)
         self.frames.append((port, frame))
         self.sent.append(out)
@@ -161,7 +161,7 @@ class Scene:
         return self.inject(self.ports[successor], bytes(frame))
 
     def parent(self, psn: int, payload: bytes = TOTAL, **fields: object) -> Out:
-        """What the switch above sends: a result, unless told otherwise."""
+        """Sends a packet of the switch above: a result by default."""
         parent = self.fabric.switch(self.fold.parent or "")
         packet = Packet(parent.address, self.here.address, Rc.SEND_ONLY,
                         self.stream.down[self.here.name] << roce.OPERATION_BITS, psn & roce.PSN_MASK,

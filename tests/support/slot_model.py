@@ -119,7 +119,8 @@ def plan_trees(
     rank: int, world: int, *, trees: int = 1, slots: int = 64, psn: int = 0, weights: Sequence[float] = (),
     again: int = 0,
 ) -> list[RankTree]:
-    """What a controller would plan, and plan again: queue pair = 0x10000 * (tree + 1) + 0x8000 for sums + 8 * rank."""
+    """The trees that a controller would plan, and plan again: queue pair = 0x10000 * (tree + 1) + 0x8000 for sums + 8 *
+    rank."""
 
     def stream(tree: int, base: int) -> RankStream:
         qp = 0x10000 * (tree + 1 + again * trees) + base

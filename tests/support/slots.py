@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What switches hold of a slot (SlotState) once all packets have arrived: a model of p4src/slot.p4."""
+"""The switches' state of a slot (SlotState) once all packets have arrived: a model of p4src/slot.p4."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from netfold.wire.roce import LaneOperation
 
 
 def fold(stream: slots.Stream, psn: int, ranks: set[int]) -> dict[str, dict[int, SlotState]]:
-    """What the switches of a tree hold where exactly these ranks have sent a PSN."""
+    """The state of a tree's switches if exactly these ranks have sent a PSN."""
     states: dict[str, dict[int, SlotState]] = {f.switch: {} for f in stream.tree.folds}
     complete: set[str] = set()
     for f in reversed(stream.tree.folds):

@@ -56,7 +56,7 @@ class SlurmMachines(Machines):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the launcher needs to find this cluster."""
+        """The variables by which the launcher finds this cluster."""
         return {**os.environ, "SLURM_CONF": str(self._folder / "slurm.conf")}
 
     def __enter__(self) -> SlurmMachines:

@@ -37,10 +37,11 @@ class Snippet:
 
 @dataclass(frozen=True)
 class Scene:
-    """What makes a whole program of an example."""
+    """The parts that turn an example into a whole program."""
 
     kind: Literal["alone", "ranks", "torch"]
-    """Who runs it: one process outside of any fabric, all ranks of a job, or those of a job with torch."""
+    """The processes that run it: one process outside of any fabric, all ranks of a job, or those of a job with
+    torch."""
     before: str = ""
     after: str = ""
     replaced: dict[str, str] = field(default_factory=dict)

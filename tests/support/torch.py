@@ -108,7 +108,7 @@ class LoopbackJobs:
         self._opened: dict[int, str] = {}
         self._all_opened = asyncio.Event()
         self._events: dict[int, asyncio.Queue[Event | None]] = {rank: asyncio.Queue() for rank in range(world)}
-        """What each rank's stream has to say next; None ends it."""
+        """The next events of each rank's stream; None ends it."""
         self.reports: dict[int, RankReport] = {}
 
     def methods(self) -> dict[str, rpc.Method]:

@@ -84,7 +84,7 @@ class VerbsJob:
         self.lib.fake_reset(MTU_4096)
         self.world, self.halts, self._bits = world, halts, lane_bits
         self.broken: list[str] = []
-        """What ranks reported of queue pairs in error."""
+        """The ranks' reports of queue pairs in error."""
         self.connections = 0
         """How often all ranks have connected."""
         self._barrier = threading.Barrier(world)
@@ -127,7 +127,7 @@ class VerbsJob:
         return RocePort("fake0", 1, {own: RoceGid(own, 1, "eth0"), fold: RoceGid(fold, 2, "eth0")}, Path("/none"))
 
     def on_all(self, call: Callable[[int], Any]) -> list[Any]:
-        """What ``call`` returns for each rank, all at the same time; raises what the first one has raised."""
+        """The value of ``call`` for each rank, all at the same time; raises the first error."""
         return [future.result() for future in [self._pool.submit(call, rank) for rank in range(self.world)]]
 
     def allreduce(

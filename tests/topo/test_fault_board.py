@@ -63,7 +63,7 @@ def test_what_another_fault_has_changed_is_refused_by_its_number_until_that_ends
 
 
 def test_a_link_that_flaps_goes_down_and_up_in_turn_and_is_up_at_the_end() -> None:
-    """Whether its last change took it down or up, ending it leaves it up, once."""
+    """True if its last change took it down or up, ending it leaves it up, once."""
     for periods, changes in ((2, ["begin", "end", "begin", "end"]), (1, ["begin", "end"])):
         bench = Bench()
         bench.board.inject(Inject("flap", "leaf1:3", seconds=10.0, amount=1.0))

@@ -223,7 +223,7 @@ def test_a_packet_test_that_cannot_be_read_is_one_message(
 
 
 def test_a_packet_test_without_end_is_one_message(program: Path) -> None:
-    """What is larger than any test is refused with the number of bytes, without a traceback."""
+    """A file larger than any test is refused with the number of bytes, without a traceback."""
     done = softswitch("stf", program, Path("/dev/zero"))
     assert (done.returncode, done.stderr) == (2, "softswitch: /dev/zero: expected at most 16,777,216 bytes, got more\n")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a start from the cache imports, and that options are read for it as typer would read them."""
+"""The imports of a start from the cache, and that options are read for it as typer would read them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_start_imports_only_what_it_needs(tmp_path: Path) -> None:
     "prog.p4 --no-offload --sanitize --log-level off --log-file f -DA -D B=1 -I x -Iy",
 ])
 def test_options_are_read_as_by_typer(words: str) -> None:
-    """What argparse reads is what typer reads, in value and type; what was not given stays at its default."""
+    """argparse reads the same values and types as typer; absent options stay at their defaults."""
     given = start.read(words.split())
     assert given is not None
     assert comparable(vars(given)) == comparable(run_of_typer(words.split()))

@@ -121,8 +121,8 @@ V1Switch(P(), V(), I(), E(), C(), D()) main;
 
 
 def read_by_control_planes(whole: dict[str, Any]) -> dict[str, Any]:
-    """What control planes read of a JSON, without what p4c numbers or names by the way: tables that it makes of
-    statements, copies of actions, scalars of its own."""
+    """The parts of a JSON that control planes read, without numbers and names that p4c chooses freely: tables that it
+    makes of statements, copies of actions, scalars of its own."""
     actions = {action["id"]: action for action in whole["actions"]}
     fields = {kind["name"]: {field[0]: field[1] for field in kind["fields"]} for kind in whole["header_types"]}
     kinds = {header["name"]: header["header_type"] for header in whole["headers"]}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a switch is given as its program: text, JSON or a P4DeviceConfig, from friends and strangers."""
+"""The program that a switch receives: text, JSON or a P4DeviceConfig, from trusted and untrusted clients."""
 
 from __future__ import annotations
 

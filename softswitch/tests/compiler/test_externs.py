@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What v1model's externs do to a packet, where this depends on where they are called."""
+"""The effect of v1model's externs on a packet, where it depends on the place of the call."""
 
 from __future__ import annotations
 

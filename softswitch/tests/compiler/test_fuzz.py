@@ -41,7 +41,7 @@ def compiled(text: str) -> str:
 
 
 def gcc_says(c_source: str, folder: Path) -> str:
-    """What gcc complains of in generated C, or ""."""
+    """gcc's complaints about generated C, or ""."""
     (folder / "fuzz.c").write_text(c_source)
     done = subprocess.run([*cc.find_compiler().command, "-std=gnu11", "-fsyntax-only", *TYPES, f"-I{RUNTIME}",
                            f"-I{cc.HERE}", str(folder / "fuzz.c")], capture_output=True, text=True, timeout=120)

@@ -186,7 +186,7 @@ def test_a_switch_over_a_table_with_a_mistake_shows_the_mistake() -> None:
     ],
 )
 def test_neighbours_of_the_mistakes_are_accepted(parts: dict[str, str]) -> None:
-    """What looks alike and is right compiles."""
+    """Similar programs that are correct compile."""
     assert complain(**parts) == ""
 
 

@@ -32,7 +32,7 @@ REFUSED_THERE = {
 
 
 def taken_here(path: Path) -> bool:
-    """Whether our compiler takes a program; anything else than a CompileError fails the test."""
+    """True if our compiler takes a program; anything else than a CompileError fails the test."""
     try:
         return bool(compile_file(path).c_source)
     except CompileError:
@@ -40,7 +40,7 @@ def taken_here(path: Path) -> bool:
 
 
 def taken_by_p4c(paths: Iterable[Path]) -> list[bool]:
-    """Whether p4c's back end for BMv2 takes each of these programs."""
+    """True if p4c's back end for BMv2 takes each of these programs."""
     def one(path: Path) -> bool:
         command = ["p4c-bm2-ss", "--Wdisable", "-o", "/dev/null", str(path)]
         return subprocess.run(command, capture_output=True, timeout=120, check=False).returncode == 0

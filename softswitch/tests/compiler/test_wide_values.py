@@ -185,7 +185,7 @@ def test_values_reach_tables_digests_logs_and_hashes(switch: Switch) -> None:
 
 
 def reads(*body: Instruction) -> bool:
-    """Whether the first instruction may refer to its cell."""
+    """True if the first instruction may refer to its cell."""
     return id(body[0]) in referring_reads(list(body))
 
 

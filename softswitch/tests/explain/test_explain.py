@@ -69,7 +69,7 @@ def entries(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def explain(*arguments: str | Path, status: int = 0) -> str:
-    """What `softswitch explain` of the program prints, on both outputs where it fails."""
+    """The output of `softswitch explain` of the program; both outputs if it fails."""
     done = CliRunner().invoke(app, ["explain", str(PROGRAM), *map(str, arguments)])
     assert done.exit_code == status, done.output
     return done.output if status else done.stdout

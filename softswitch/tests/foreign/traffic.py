@@ -56,7 +56,7 @@ Frame = tuple[int, bytes]
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a program's traffic.
+    """The result of a program's traffic.
 
     same      every packet left alike
     entries   so, but one switch took an entry that the other refused

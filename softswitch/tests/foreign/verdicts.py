@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What p4c and softswitch say of a program: whether it compiles, and whether the P4Info is the same.
+"""The verdicts of p4c and softswitch on a program: whether it compiles, and whether the P4Info is the same.
 
 Neither may be trusted to end, so both run apart: p4c as a process of its own, ours in the process of the caller, which
 run.py starts for many programs and ends where one takes too long.
@@ -28,7 +28,7 @@ P4C_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a compiler says of a program."""
+    """A compiler's verdict on a program."""
 
     said: str
     """yes, refused, crash, timeout; and of ours also `C` where gcc refuses what it makes."""

@@ -223,7 +223,7 @@ def test_digests_that_nobody_acknowledges_are_bounded(monkeypatch: pytest.Monkey
 
 
 def probe_digests() -> list[DigestInfo]:
-    """What the engine says of the probe's digests."""
+    """The engine's list of the probe's digests."""
     from softswitch.engine.local import LocalEngine
     from switch_support.switch import PROBE
 

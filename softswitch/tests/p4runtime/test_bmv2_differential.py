@@ -130,7 +130,7 @@ def counts() -> list[Step]:
 
 
 def profiles() -> list[p4r.Entity]:
-    """What reads all groups and members."""
+    """Entities that read all groups and members."""
     profile = ident("I.spread")
     return [p4r.Entity(action_profile_group=p4r.ActionProfileGroup(action_profile_id=profile)),
             p4r.Entity(action_profile_member=p4r.ActionProfileMember(action_profile_id=profile))]

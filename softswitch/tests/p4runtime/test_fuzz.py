@@ -27,7 +27,7 @@ HIGHEST = p4r.Uint128(high=2**64 - 1, low=2**64 - 1)
 
 
 NO_MESSAGE = "Exception deserializing request!"
-"""What gRPC itself says of bytes that are not the call's message."""
+"""gRPC's own error for bytes that are not the call's message."""
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def status_of(channel: grpc.Channel, call: str, messages: list[bytes]) -> tuple[
 
 
 def forwards(stream: Stream, number: int) -> bool:
-    """Whether a packet that goes out to the CPU port comes in."""
+    """True if a packet that goes out to the CPU port comes in."""
     stream.send(p4r.StreamMessageRequest(packet=p4r.PacketOut(payload=bytes(Probe(Op.FORWARD, b=510, c=number)))))
     while (answer := stream.next()).WhichOneof("update") != "packet":
         assert answer.WhichOneof("update") != "error", answer

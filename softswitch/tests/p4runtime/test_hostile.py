@@ -33,7 +33,7 @@ ALLOWED = {
 
 @pytest.fixture(scope="module")
 def sanitized() -> bool:
-    """Whether a build with AddressSanitizer works here."""
+    """True if a build with AddressSanitizer works here."""
     try:
         probe_executable(sanitize=True)
     except EngineError:

@@ -34,7 +34,7 @@ BOUND = 60.0
 
 
 def answers(address: str, credentials: grpc.ChannelCredentials | None, seconds: float = BOUND) -> bool:
-    """Whether a server answers this client; a handshake that is refused is UNAVAILABLE."""
+    """True if a server answers this client; a handshake that is refused is UNAVAILABLE."""
     with Client(address, credentials=credentials) as client:
         try:
             client.stub.Capabilities(p4r.CapabilitiesRequest(), timeout=seconds)

@@ -131,7 +131,7 @@ def test_what_one_role_has_alone_no_other_named_role_writes() -> None:
 
 
 def _writes(client: Client) -> bool:
-    """Whether a client may write the counter now."""
+    """True if a client may write the counter now."""
     try:
         client.write((MODIFY, COUNTER))
     except grpc.RpcError as error:

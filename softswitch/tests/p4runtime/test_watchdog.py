@@ -23,7 +23,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def watched(answers: list[bool]) -> list[str]:
-    """What a watchdog reports of a process that gives these answers and then ends."""
+    """A watchdog's reports on a process that gives these answers and then ends."""
     left: Iterator[bool] = iter(answers)
     reported: list[str] = []
     over: queue.SimpleQueue[None] = queue.SimpleQueue()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running switch process may still do: a program that took it over finds no file, no program and no network."""
+"""The rights of a running switch process: a program that took it over finds no file, no program and no network."""
 
 from __future__ import annotations
 

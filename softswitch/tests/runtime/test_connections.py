@@ -63,7 +63,7 @@ def watching(at: int | str, most: int) -> Iterator[ConnectionWatch]:
 
 
 def lives(client: socket.socket) -> bool:
-    """Whether the server has not ended a connection."""
+    """True if the server has not ended a connection."""
     client.setblocking(False)
     try:
         return client.recv(1) != b""

@@ -76,7 +76,7 @@ def serving(**settings: Any) -> Iterator[Server]:
 
 
 def ended(connection: socket.socket) -> bool:
-    """Whether the server has ended a connection, of which it read everything; waits until it has."""
+    """True if the server has ended a connection, of which it read everything; waits until it has."""
     with connection:
         while connection.recv(1 << 20):
             pass
@@ -160,7 +160,7 @@ def test_a_handshake_that_stops_half_way_ends_and_holds_up_nobody(tmp_path: Path
 
 
 def test_a_request_has_a_bound() -> None:
-    """What is longer is not even read: many connections hold little memory."""
+    """Longer requests are not even read: many connections hold little memory."""
     long = b"".join(b"A: " + 1000 * b"b" + b"\r\n" for _ in range(40))
     assert len(long) > http_server.MAX_REQUEST
     with serving() as server:

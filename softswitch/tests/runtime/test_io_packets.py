@@ -32,7 +32,7 @@ def _without_ip_id(frame: bytes) -> bytes:
 
 @in_own_network
 def test_single_frames_pass_unchanged(tmp_path: Path) -> None:
-    """What enters port 1 leaves port 2 byte for byte, from the shortest frame to the longest."""
+    """A frame that enters port 1 leaves port 2 byte for byte, from the shortest frame to the longest."""
     make_hosts(mtu=9500)
     out, into = Tap("h2"), Tap("h1")
     frames = [

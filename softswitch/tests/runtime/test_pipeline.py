@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the switch does with a frame: v1model's traffic manager as BMv2's simple_switch has it."""
+"""The switch's treatment of a frame: v1model's traffic manager as BMv2's simple_switch has it."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def engine(shared: LocalEngine) -> LocalEngine:
 
 
 def test_registers_are_shared_with_the_program(engine: LocalEngine) -> None:
-    """What frames add can be read, what is written frames see; reset zeroes."""
+    """Values that frames add can be read, frames see written values, and reset zeroes them."""
     sums = engine.register("sums")
     engine.write_register(sums, 2, [0xFFFFFFFE, 5])
 

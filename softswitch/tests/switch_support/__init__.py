@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of the switch share: references, stand-ins, P4Runtime clients, hosts on veth pairs.  NetFold's tests use
-it, too; nothing here knows NetFold."""
+"""Common parts of the tests of the switch: references, stand-ins, P4Runtime clients, hosts on veth pairs.  NetFold's
+tests use it, too; nothing here knows NetFold."""
 
 from __future__ import annotations
 

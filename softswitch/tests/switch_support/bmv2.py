@@ -294,7 +294,7 @@ class Bmv2:
 
 @functools.cache
 def _has_notifications() -> bool:
-    """Whether BMv2 was built with nanomsg."""
+    """True if BMv2 was built with nanomsg."""
     done = subprocess.run(["simple_switch_grpc", "--help"], capture_output=True, text=True, timeout=_START)
     return "--notifications-addr " in done.stdout + done.stderr
 

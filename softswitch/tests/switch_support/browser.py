@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What headless Chromium makes of a page."""
+"""A page as headless Chromium renders it."""
 
 from __future__ import annotations
 

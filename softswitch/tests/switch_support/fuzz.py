@@ -27,7 +27,7 @@ class Fuzz:
     seed: int
     tried: int = 0
     long: bool = False
-    """Whether the suite has more time."""
+    """True if the suite has more time."""
 
     def inputs(self, few: int) -> Iterator[random.Random]:
         """A generator of numbers for each input: the n-th depends on the seed and n alone."""

@@ -116,7 +116,7 @@ _REASON = re.compile(r"needs ([\w-]+)(: .*)?", re.DOTALL)
 
 @functools.cache
 def missing(name: str) -> str | None:
-    """What of a need this machine lacks, in words, or None."""
+    """The missing part of a need on this machine, in words, or None."""
     need = NEEDS[name]
     if absent := [program for program in need.programs if shutil.which(program) is None]:
         return f"{' and '.join(absent)} not on PATH"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What p4c makes of programs, kept by content: for a long one it takes 9 s of processor time, and a dozen tests hand
+"""p4c's output for programs, cached by content: for a long one it takes 9 s of processor time, and a dozen tests hand
 the same three variants of it to BMv2."""
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def needed(item: pytest.Item) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What was skipped, by what is missing."""
+    """Prints the skipped tests, by the missing need."""
     tests, files, others = Counter[str](), Counter[str](), Counter[str]()
     seen = {report.nodeid: report for report in terminalreporter.stats.get("skipped", [])}  # every worker collects
     for report in seen.values():

@@ -34,7 +34,7 @@ def both() -> Iterator[tuple[LocalSwitch, ThriftServer]]:
 
 
 def answers(server: ThriftServer) -> bool:
-    """Whether a client is served."""
+    """True if a client is served."""
     with client(server, "standard") as standard:
         return bool(standard.bm_mt_get_num_entries(0, "I.const_t") == 3)
 
@@ -44,7 +44,7 @@ def connect(server: ThriftServer) -> socket.socket:
 
 
 def ends(sock: socket.socket) -> bool:
-    """Whether the server ends the connection, without a word or after one."""
+    """True if the server ends the connection, without a word or after one."""
     try:
         while sock.recv(65536):
             pass

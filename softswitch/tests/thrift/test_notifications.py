@@ -16,7 +16,7 @@ HEADER = struct.Struct("<iQiiQi")
 """The header as controllers of courses unpack it."""
 
 HELLO = b"\0SP\0\0\x21\0\0"
-"""What a subscriber of nanomsg begins with."""
+"""The greeting of a subscriber of nanomsg."""
 
 
 class Clock:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the packet trace says: every step with its place, every drop with its reason, and nothing that harms."""
+"""The contents of the packet trace: every step with its place, every drop with its reason, and nothing that harms."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_a_select_without_a_match_and_elements_of_a_stack(engine: TracedEngine) 
 
 
 def test_a_wrong_checksum_is_shown_with_both_values(engine: TracedEngine) -> None:
-    """What was expected and what came."""
+    """The step has the expected and the received value."""
     check = one(engine, ipv4("10.1.0.1", wrong=1)).of("checksum")[0]
 
     assert check.about["ok"] is False

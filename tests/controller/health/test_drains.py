@@ -196,7 +196,7 @@ def test_what_cannot_be_drained_is_refused(tmp_path: Path, first: str | None, se
 
 
 def test_a_controller_that_starts_anew_keeps_to_it(tmp_path: Path) -> None:
-    """What is drained stands in the fabric's state file, and is drained before anything is planned."""
+    """Drained parts are in the fabric's state file, and are drained before anything is planned."""
     state = str(tmp_path / "lab.state")
 
     async def story() -> None:

@@ -202,7 +202,7 @@ def test_where_the_path_mtu_is_the_least_no_smaller_one_is_offered() -> None:
 
 
 def test_a_cable_in_the_wrong_port_is_named() -> None:
-    """What leaves one port and arrives at another than the file says does not count, and is told."""
+    """A probe that arrives at another port than the file says does not count, and is reported."""
     found = Links(FABRIC)
     probe = next(p for p in found.round(["leaf1", "spine1"]) if p.switch == "leaf1")
     words = found.receive("spine2", 1, probe.frame)

@@ -36,7 +36,7 @@ def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def suspect(r: Rig, plan: Plan) -> None:
-    """What a rank says whose first tree brings it nothing."""
+    """The report of a rank whose first tree brings it no results."""
     waits = {place: stream.psn for place, stream in enumerate(streams(plan)[:2])}
     await r.call("Suspect", AskMissing(plan.job, plan.rank, plan.epoch, waits, plan.rank_secret), Done)
 

@@ -35,7 +35,7 @@ class Server:
         self.misses, self.late = 0, 0.0
         """Questions that it does not answer, and seconds by which this process is late then."""
         self.takes_nothing = False
-        """Whether it answers, but does not end a write."""
+        """True if it answers, but does not end a write."""
 
     @property
     def is_heard(self) -> bool:

@@ -30,7 +30,7 @@ class Fabric22:
         self.delays: dict[Direction, float] = {}
         """Seconds that probes take; those of others take none."""
         self.over = False
-        """Whether there was nothing more to wait for after the last round."""
+        """True if there was nothing more to wait for after the last round."""
         self.dumb: set[str] = set()
         """Switches that do not tell their counters."""
         self.targets: Any = {

@@ -27,12 +27,12 @@ pytestmark = pytest.mark.usefixtures("cleaned_at_once")
 
 @pytest.fixture
 def cleaned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What trees leave on switches goes at once."""
+    """The entries that former trees leave on switches are removed at once."""
     monkeypatch.setattr("netfold.controller.jobs.recovery.CLEANING_DELAY", 0.0)
 
 
 def held(r: Rig) -> dict[str, dict[Any, Any]]:
-    """What every switch holds now."""
+    """The present entries of every switch."""
     return {name: dict(switch.state) for name, switch in r.switches.items()}
 
 

@@ -100,7 +100,7 @@ def test_each_method_takes_the_tokens_of_its_scopes_alone(tmp_path: Path, method
 
 
 def test_every_method_has_its_line_in_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What is served and what CALLS has are the same, so that no method is without a scope."""
+    """CALLS has exactly the served methods, so that no method is without a scope."""
     served: set[str] = set()
     real = rpc.service
 

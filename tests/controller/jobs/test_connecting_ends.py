@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who goes away, or is refused, before all queue pairs of a job with NICs are connected."""
+"""Ranks that leave, or are refused, before all queue pairs of a job with NICs are connected."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("gone", [1, 3])
 def test_a_rank_that_dies_between_the_steps_ends_the_job(tmp_path: Path, gone: int) -> None:
-    """Whether it has connected or not: the others hear of it, in whatever they wait, and nothing is held."""
+    """The others hear of it whether or not it has connected, whatever they wait for, and nothing is held."""
 
     async def story() -> None:
         async with nics(tmp_path) as r:
@@ -120,7 +120,7 @@ def test_a_rank_that_never_connects_is_lost_after_the_lease(tmp_path: Path) -> N
 
 
 def test_a_job_dropped_between_the_steps_ends_for_all(tmp_path: Path) -> None:
-    """Whether they wait for plans or for the others' queue pairs."""
+    """Waits for plans, and waits for the others' queue pairs, end."""
 
     async def story() -> None:
         async with nics(tmp_path) as r:

@@ -183,7 +183,7 @@ def test_a_crashed_job_ends_when_its_successor_is_complete(tmp_path: Path) -> No
 
 
 def test_dropping_a_job_frees_its_name_and_slots(tmp_path: Path) -> None:
-    """What a dead job holds can be taken back, and a rank that waits in it is told."""
+    """A dead job's resources can be taken back, and a rank that waits in it is notified."""
 
     async def story() -> None:
         async with rig(tmp_path) as r:

@@ -133,7 +133,7 @@ def test_impossible_joins_are_refused_at_once(
     (b'{"job":"a","world":1,"rank":0,"address":"","tcp":"","path_mtu":1,"colour":1}', "colour"),
 ])
 def test_messages_that_are_none_are_refused(tmp_path: Path, data: bytes, says: str) -> None:
-    """What does not decode is INVALID_ARGUMENT and names the field."""
+    """Messages that do not decode are INVALID_ARGUMENT, and the error names the field."""
 
     async def story() -> None:
         async with rig(tmp_path) as r:

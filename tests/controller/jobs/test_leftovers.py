@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the trees before a round left on switches goes when the ranks have gone on, or when somebody waits for it."""
+"""The former trees' entries on switches are removed when the ranks have resumed, or when their resources are needed."""
 
 from __future__ import annotations
 

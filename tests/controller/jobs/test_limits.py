@@ -82,7 +82,8 @@ def test_a_rank_that_asks_without_end_is_refused_and_no_other(
 
 
 def test_reports_of_any_size_leave_totals_that_can_be_read(tmp_path: Path) -> None:
-    """What ranks claim adds up to the largest number that counters have, and a smaller claim takes nothing away."""
+    """The sum of ranks' claims stops at the largest number that counters have, and a smaller claim takes nothing
+    away."""
 
     async def story() -> None:
         async with rig(tmp_path) as r:

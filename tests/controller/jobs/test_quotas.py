@@ -19,7 +19,7 @@ from support.jobs import Code, rig
 
 
 def test_a_tenant_has_so_many_jobs_and_no_more(tmp_path: Path) -> None:
-    """Those that gather count; a job that is joined anew is the same one; other tenants are not held up."""
+    """Jobs that still gather count; a job that is joined anew is the same one; other tenants are not delayed."""
 
     async def story() -> None:
         tenants = (tenant(tmp_path, "red", jobs=2), tenant(tmp_path, "blue"))
@@ -47,7 +47,7 @@ def test_a_tenant_has_so_many_jobs_and_no_more(tmp_path: Path) -> None:
 
 
 def test_ranks_that_wait_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one tenant, over all its jobs; who goes away makes room."""
+    """The bound covers all jobs of a tenant; a rank that leaves makes room."""
     monkeypatch.setattr(quotas, "MAX_GATHERING", 3)
 
     async def story() -> None:

@@ -20,7 +20,7 @@ from support.recovery import connections, streams
 
 
 def asks(plan: Plan, finished: int = 0, **changes: Any) -> Reform:
-    """What a rank says that wants to go on."""
+    """The request of a rank that wants to go on."""
     request = Reform(plan.job, plan.rank, plan.epoch, f"10.0.0.1:{40 + plan.rank}", finished, timeout=BOUND,
                      secret=plan.rank_secret)
     return msgspec.structs.replace(request, **changes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tenant keeps from jobs of its own, and names that it takes, cost the jobs of another tenant nothing."""
+"""A tenant's old jobs, and the names that it uses, cost the jobs of another tenant nothing."""
 
 from __future__ import annotations
 

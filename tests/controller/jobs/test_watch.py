@@ -103,7 +103,7 @@ def test_a_rank_that_leaves_is_not_taken_for_dead(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_gives_up_is_not_blamed_for_it(tmp_path: Path) -> None:
-    """What failed is another rank's fault: the others find out whose, and hear nothing of the one that was first."""
+    """The failure is another rank's fault: the others find out whose, and hear nothing of the one that was first."""
 
     async def story() -> None:
         async with rig(tmp_path) as r:
@@ -149,7 +149,7 @@ def test_a_rank_that_vanishes_before_it_has_its_plan_is_told_to_the_others(tmp_p
 
 
 def test_a_dropped_job_tells_its_ranks(tmp_path: Path) -> None:
-    """Who watches learns that the switches have nothing of it any more."""
+    """A watching rank learns that the switches have no entries of it any more."""
 
     async def story() -> None:
         async with rig(tmp_path) as r:

@@ -53,7 +53,7 @@ def test_what_is_counted_ahead_of_a_queue_is_carried_later() -> None:
 
 
 def test_a_queue_owes_a_second_at_most() -> None:
-    """What a queue cannot have held was dropped, and is not told as carried forever."""
+    """Bits beyond the capacity of a queue were dropped, and are not reported as carried forever."""
     rates = Rates()
     rates.update(status(traffic(0, 1.0)))
     rates.update(status(traffic(100 * RATE, 2.0)))
@@ -73,7 +73,7 @@ def test_what_cannot_be_known_is_not_told(old: Traffic, new: Traffic) -> None:
 
 
 def test_a_switchs_rate_is_by_its_own_reading() -> None:
-    """Of what it folded, and repeats."""
+    """The rates of folded packets and of repeats have it."""
     rates = Rates()
     switch = SwitchStatus("leaf1", "leaf", "unix:/a", True, "", 0, 0, 0, 1, 0, Outcomes(100, 5), read=1.0)
     later = msgspec.structs.replace(switch, folded=Outcomes(300, 9), read=3.0)

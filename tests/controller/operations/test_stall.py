@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What slots hold, and whom a job waits for."""
+"""The state of slots, and the ranks that a job waits for."""
 
 from __future__ import annotations
 

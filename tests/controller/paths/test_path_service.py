@@ -370,7 +370,7 @@ def test_operators_hear_what_is_wrong(tmp_path: Path, method: str, request_: msg
 
 
 def test_a_port_without_a_path_is_no_suspicion(tmp_path: Path) -> None:
-    """What left by some other source port blames no uplink."""
+    """Packets from other source ports blame no uplink."""
 
     async def story() -> None:
         async with rig(tmp_path) as r:

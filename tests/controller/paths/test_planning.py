@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request for paths may cost: bounded, and nothing of it in the controller's loop."""
+"""The cost of a request for paths: it is bounded, and none of it is in the controller's loop."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class World:
         return world
 
     def wanted(self) -> Any:
-        """What a new plan would give the switches."""
+        """The forwarding that a new plan would give the switches."""
         return self.steering.tables.all_entries(self.plan(self.steering.inputs(self.up())))
 
     def up(self) -> Up:
@@ -128,7 +128,7 @@ def test_every_switch_that_is_up_holds_what_a_new_plan_would_give_it(changes: li
 
 
 def test_a_start_with_all_switches_up_plans_once() -> None:
-    """What all switches were preset with is not planned again when the first change is looked at."""
+    """The preset forwarding of all switches is not planned again at the first change."""
 
     async def story() -> None:
         world = await World.made()

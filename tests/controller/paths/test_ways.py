@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What switches hold of routes and paths: few entries, and the same meaning as one for each pair of leaves."""
+"""The switches' entries for routes and paths: they are few, and mean the same as one for each pair of leaves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FABRICS = [leafspine(3, 2, 6), leafspine(4, 4, 4), leafspine(5, 3, 10), threetie
 
 
 def damaged(fabric: Fabric, data: st.DataObject, most: int = 5) -> nx.MultiGraph[str]:
-    """What is left when some links between switches, and some switches, are gone."""
+    """The graph without some links between switches, and without some switches."""
     graph = fabric.graph()
     inner = [n for n, link in enumerate(fabric.links) if not any(end.node.startswith("h") for end in link.ends)]
     dead = data.draw(st.sets(st.sampled_from(inner), max_size=most))

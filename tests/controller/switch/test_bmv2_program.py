@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done to p4c's program for BMv2 changes nothing but its cost: random programs run here before and after."""
+"""The changes to p4c's program for BMv2 affect only its cost: random programs run here before and after."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_a_program_does_the_same_with_less(seed: int) -> None:
 
 @pytest.mark.parametrize("made", ["{}", "[]", "not JSON", '{"actions": [{"primitives": [{}]}], "pipelines": []}'])
 def test_a_program_of_unknown_form_stays_as_it_is(made: str, caplog: pytest.LogCaptureFixture) -> None:
-    """What another p4c writes is loaded all the same, and the controller's log says what that costs."""
+    """The output of another p4c is still loaded, and the controller's log reports the cost."""
     assert pipeline.lightened(Path("fold.p4"), made) is None
     assert "fold.p4: p4c-bm2-ss writes programs of a form that is not known here" in caplog.text
 

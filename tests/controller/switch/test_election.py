@@ -13,7 +13,7 @@ KEY, LEAF, SPINE = b"k" * 32, 1, 2
 OURS, THEIRS = Elections(KEY, LEAF, lambda: NOW), Elections(b"x" * 32, LEAF, lambda: NOW + 5)
 LATER = Elections(KEY, LEAF, lambda: NOW + 9)
 CLOCK = 1 << 84
-"""What one millisecond adds to an election id."""
+"""The amount that one millisecond adds to an election id."""
 
 
 def test_only_the_fabric_key_makes_ids_of_the_fabric_and_of_one_switch() -> None:

@@ -25,7 +25,7 @@ ENTRY = Entry("In.t", (("port", 5), ("dst", (0x0A000000, 8))), "In.go", (("where
 
 @given(st.integers(0, 511), st.integers(0, 2**32 - 1), st.integers(0, 32), st.integers(0, 2**16 - 1))
 def test_entries_survive_the_wire(port: int, dst: int, prefix: int, where: int) -> None:
-    """What is encoded decodes equal, and bytestrings are as short as can be."""
+    """Encoded entries decode equal, and bytestrings are as short as can be."""
     codec = Codec(tiny_p4info())
     dst &= ~((1 << (32 - prefix)) - 1)
     entry = Entry("In.t", (("port", port), ("dst", (dst, prefix))), "In.go", (("where", where),))
@@ -336,7 +336,7 @@ def test_packets_come_and_go_with_their_ports(tmp_path: Path) -> None:
 
 
 def test_the_end_of_the_stream_ends_the_session(tmp_path: Path) -> None:
-    """Whether the switch closes it or dies, `ended` says so."""
+    """`ended` reports it, whether the switch closes the stream or dies."""
 
     async def story() -> None:
         server = ScriptedServer()

@@ -51,7 +51,7 @@ def test_a_failed_install_is_taken_back(tmp_path: Path) -> None:
 
 
 def test_a_silent_switch_is_told_nothing_and_gets_what_it_lacks_when_it_answers() -> None:
-    """What is being written ends with an error once the silence lasts, later parts are refused at once, and what is
+    """A write under way ends with an error once the silence lasts, later parts are refused at once, and what is
     removed goes when it answers again; its session goes on, so that no job takes its slots for lost."""
 
     async def story() -> None:
@@ -86,7 +86,7 @@ def test_a_silent_switch_is_told_nothing_and_gets_what_it_lacks_when_it_answers(
 
 
 def test_foreign_entries_are_removed_on_connecting() -> None:
-    """What the switch holds and nobody wants goes; what is wanted otherwise is modified."""
+    """Entries that are not desired are deleted; entries that differ are modified."""
 
     async def story() -> None:
         switch = MemorySwitch("s")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What carries a reduction does not decide what it returns: switches, meshes, shared memory, several rails."""
+"""The path of a reduction does not affect its result: switches, meshes, shared memory, several rails."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_shapes_and_integers_are_the_same_on_every_path(ways: Ways, dtype: str, 
 
 @pytest.mark.parametrize("element", ["float16", "bfloat16"])
 def test_strided_halves_in_place_are_the_same_on_every_path(ways: Ways, element: str) -> None:
-    """What lies between them stays as it is."""
+    """The elements between them are unchanged."""
     for name, (comms, more) in ways.items():
         whole = [halves(np.full((6, 8), rank + 1), element) for rank in range(WORLD)]
         asked = {"dtype": element, **more} if element == "bfloat16" else more

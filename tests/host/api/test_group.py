@@ -156,7 +156,7 @@ def test_mistakes_are_refused_before_anything_is_sent(
 # ---- over sockets ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("rail", ["innet", "tcp"])
 def test_a_communicator_offers_all_collectives(rail: Any) -> None:
-    """Whether or not it folds, what switches cannot do goes over TCP, and explain() says so."""
+    """Operations that switches cannot do go over TCP, whether or not the rest folds, and explain() says so."""
 
     def work(comm: Communicator) -> None:
         x = np.full(1000, comm.rank + 1.0)

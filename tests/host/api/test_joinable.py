@@ -25,7 +25,7 @@ NEVER = 99
 
 
 def gathers(comm: Communicator, whole: NDArray[np.uint8]) -> bool:
-    """Whether every rank's shard has arrived."""
+    """True if every rank's shard has arrived."""
     return bool((whole.reshape(WORLD, -1) == np.arange(1, WORLD + 1)[:, None]).all())
 
 
@@ -63,7 +63,7 @@ class Call:
 
 
 def names(comm: Communicator) -> list[tuple[int, str, int]]:
-    """What the rank has made, in order."""
+    """The operations of the rank, in order."""
     return [(one.number, one.name, one.nbytes) for one in comm.flight()]
 
 

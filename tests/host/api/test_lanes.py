@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Communicator.allreduce accepts and reports about lanes on every rail: widths, feedback, saturation, maxima."""
+"""The arguments and reports of Communicator.allreduce about lanes on every rail: widths, feedback, saturation,
+maxima."""
 
 from __future__ import annotations
 

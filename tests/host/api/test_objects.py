@@ -49,7 +49,7 @@ def test_all_take_the_state_of_who_is_furthest() -> None:
 
 @pytest.mark.parametrize("rail", ["tcp", "roce", "innet"])
 def test_objects_reach_every_rank_over_every_rail(rail: RailName) -> None:
-    """Of unlike sizes, empty ones and None among them; the root of a broadcast keeps its own."""
+    """Objects may have different sizes, be empty or None; the root of a broadcast keeps its own."""
     values = [None, {"words": "x" * 100_000}, [1, 2.5, b""]]
 
     def work(comm: Communicator) -> None:

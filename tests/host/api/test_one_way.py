@@ -91,7 +91,7 @@ def request(source: Any, out: Any, **options: Any) -> AllreduceRequest:
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two arrays begin at one address."""
+    """True if two arrays begin at one address."""
     return bool(first.ctypes.data == second.ctypes.data)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``reproducible=True`` promises of every rail, algorithm and group: the same bits, those of the exact sum."""
+"""The promise of ``reproducible=True`` for every rail, algorithm and group: the same bits, those of the exact sum."""
 
 from __future__ import annotations
 

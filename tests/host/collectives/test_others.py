@@ -144,7 +144,7 @@ def test_all_to_all_transposes(ranks: int, seed: int) -> None:
 
 
 def test_all_to_all_refuses_a_rank_that_disagrees_with_itself() -> None:
-    """What a rank gives to itself must have the size of what it takes from itself."""
+    """The rows that a rank sends to itself must have the size of those that it expects from itself."""
     mesh = MemoryFabric(1).meshes[0]
     with pytest.raises(ValueError, match="gives itself 2 elements and takes 1"):
         next(all_to_all.all_to_all(mesh, np.zeros(2), [slice(0, 2)], np.zeros(1), [slice(0, 1)]))

@@ -19,7 +19,7 @@ STRANGE = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1.5, -1.5, 5e-324, 1e-40
 
 
 def select(arrays: list[NDArray[Any]], op: ReduceOp, element: str) -> NDArray[Any]:
-    """What the first of the ranks gets, the others' integers being those that they pass on."""
+    """The result of the first rank; the others' integers are those that they pass on."""
     others: list[NDArray[Any]] = []
     for array in arrays:
         with_it = others[:]

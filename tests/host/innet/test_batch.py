@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scheduler is told of the thread that folds."""
+"""Scheduler settings of the thread that folds."""
 
 from __future__ import annotations
 

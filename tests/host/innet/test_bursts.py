@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What native/stream.c asks for, and when, where links let packets through in bursts and windows queue at the sender,
-in simulated time: an ask too early brings a whole result once more, over the link that is the limit."""
+"""The packets that native/stream.c asks for, and when, if links let packets through in bursts and windows queue at the
+sender, in simulated time: an ask too early brings a whole result once more, over the link that is the limit."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ WHY = "spine1 is down, and no trees in its place"
 
 
 class Controller:
-    """What the ranks of a job hear of a controller that has no trees for them any more."""
+    """The messages of a controller that has no trees any more to the ranks of a job."""
 
     def __init__(self) -> None:
         self.switches: list[LoopbackSwitch] = []
@@ -40,7 +40,7 @@ class Controller:
         self._stopped: threading.Barrier | None = None
 
     def control(self, plan: Plan) -> FoldControl:
-        """What a rank's fold asks."""
+        """The requests of a rank's fold."""
         self.plans[plan.rank] = plan
         return FoldControl(resume=lambda missing, begun, at: self._resume(plan.rank, missing, begun, at))
 

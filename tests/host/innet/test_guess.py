@@ -34,7 +34,7 @@ from support.slot_model import (
 
 Floats = NDArray[np.float32]
 MAGNITUDES = (0.0, 1e-42, 1.0, 1.9, 2.1, 3e38, np.inf, np.nan)
-"""What is the largest element of a block; an exponent apart, far apart, and none at all."""
+"""Largest elements of a block: an exponent apart, far apart, and none at all."""
 
 
 def tensors(world: int, size: int, tops: list[float], seed: int) -> list[Floats]:
@@ -199,7 +199,7 @@ def test_wrong_guesses_make_guessing_pause() -> None:
 
 
 def test_other_lengths_and_long_ones_do_not_disturb_a_guess() -> None:
-    """What is remembered belongs to a length; a tensor beyond 64 KiB is not guessed, and its sums are right."""
+    """A remembered scale belongs to a length; that of a tensor beyond 64 KiB is not guessed, and its sums are right."""
     fabric = steady()
     repeat(fabric, [1.0])
     repeat(fabric, [1e20], size=700)

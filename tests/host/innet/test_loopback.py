@@ -201,7 +201,7 @@ def test_a_signal_interrupts_a_waiting_operation(rail: RailName) -> None:
 
 
 def test_a_port_in_use_is_an_error_that_says_so() -> None:
-    """Of two ranks on one address the second gets an error, and its other sockets are closed."""
+    """The second of two ranks on one address gets an error, and its other sockets are closed."""
     with loopback_job(2) as comms:
         plan = comms[0].plan
         address = plan.peers[0].address

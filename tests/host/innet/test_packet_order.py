@@ -22,7 +22,7 @@ FIRST = roce.PSN_MASK - 1
 
 @given(psn=st.integers(0, roce.PSN_MASK), previous=st.integers(0, roce.PSN_MASK))
 def test_an_order_says_the_packet_before_or_nothing(psn: int, previous: int) -> None:
-    """What is written into a header is read out of it: the PSN before, or that it is too far away."""
+    """The value written into a header is read from it: the PSN before, or that it is too far away."""
     order = roce.order_of(psn, previous)
     reth = bytes(roce.RETH_BYTES)
     packet = Packet(1, roce.Opcode.WRITE_ONLY, 0x80, psn, reth, NO_LANES, order=order)
@@ -46,7 +46,7 @@ class Rank:
         self.sent = self.leaving()
 
     def leaving(self) -> list[Packet | Nak]:
-        """What leaves of the data stream now."""
+        """The packets of the data stream that leave now."""
         out: list[Packet | Nak] = []
         connection = self.plan.peer_qp.to_bytes(3, "big")[:2]
         while run := self.core.send(self.now):

@@ -185,7 +185,7 @@ def test_any_order_of_kinds_and_layouts_is_exact(data: st.DataObject) -> None:
     (np.empty((2, 512), np.float32), "expected float32.1024"),
 ])
 def test_a_wrong_result_array_is_refused_as_before(out: NDArray[Any], says: str) -> None:
-    """What cannot hold the result is refused before anything is sent, and the next operation is in order."""
+    """An array that cannot hold the result is refused before anything is sent, and the next operation is in order."""
     with loopback_job(2) as comms:
         on_every_rank(comms, lambda c: c.allreduce(np.ones(1024, np.float32)))
         with pytest.raises(ValueError, match=says):

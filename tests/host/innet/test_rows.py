@@ -75,7 +75,7 @@ def test_every_collective_is_exact_whatever_the_network_does(data: st.DataObject
 
 @pytest.mark.parametrize("bits", [32, 16, 8])
 def test_a_reduce_has_the_bits_of_an_allreduce(bits: LaneBits) -> None:
-    """What the root adds itself is what the switches would have added: any floats, in any width of lanes."""
+    """The root's own sum equals the switches' sum: for any floats, in any width of lanes."""
     rng = np.random.default_rng(5)
     sources = [(rng.standard_normal(5000) * np.exp2(rng.integers(-9, 9, 5000))).astype(np.float32) for _ in range(5)]
     fabric = make_fabric(LAYOUTS[2], TerribleNetwork(random.Random(1)))
@@ -184,7 +184,7 @@ def test_a_short_broadcast_or_reduce_takes_each_rank_one_run_and_one_round_trip(
 
 
 def mismatches() -> list[tuple[Operation | None, Operation | None, str]]:
-    """What some ranks call, and the others (None: an allreduce), and what the error must name."""
+    """The operation of some ranks, that of the others (None: an allreduce), and the words that the error must have."""
     kinds: list[RowsCollective | None] = [*COLLECTIVES, None]
     made: list[tuple[Operation | None, Operation | None, str]] = []
     for first, second in combinations(kinds, 2):

@@ -15,7 +15,7 @@ OLD = 0xFFFFFC
 
 
 def answers(switch: SlotSwitch, first: int, value: int) -> list[int]:
-    """What both children are told, if anything, of a stream of as many packets as there are slots, each with this value
+    """The answers to both children, if any, for a stream of as many packets as there are slots, each with this value
     in its lanes."""
     told = []
     for number in range(SLOTS):
@@ -28,7 +28,7 @@ def answers(switch: SlotSwitch, first: int, value: int) -> list[int]:
 
 
 def later(first: int, epoch: int) -> list[int]:
-    """What a job is told whose stream meets the slots of an earlier one, with the sum 8; its own sum is 2."""
+    """The answers to a job whose stream meets the slots of an earlier one, with the sum 8; its own sum is 2."""
     switch = SlotSwitch(2, SLOTS, root=True)
     assert answers(switch, OLD, 4) == [8] * SLOTS
     switch.epoch = epoch

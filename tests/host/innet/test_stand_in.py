@@ -68,7 +68,7 @@ class Fold:
     cores: list[Core] = field(default_factory=list)
     outs: list[list[Tensor]] = field(default_factory=list)
     results: list[dict[int, Tensor]] = field(default_factory=list)
-    """What each rank has returned, by operation."""
+    """The results of each rank, by operation."""
     now: int = 0
 
     def __post_init__(self) -> None:
@@ -159,7 +159,7 @@ def over_stand_in(fold: Fold, before_last: int) -> None:
 
 
 def undisturbed(world: int, sources: list[list[Tensor]]) -> list[Tensor]:
-    """What the switch alone makes of both operations."""
+    """The results of both operations from the switch alone."""
     fold = Fold(world, 0, False, sources, [0.0] * world)
     for number in range(len(sources)):
         for rank in range(world):
@@ -255,7 +255,7 @@ def test_rows_end_over_a_stand_in_whoever_had_finished(kind: RowsCollective) -> 
 
 
 def test_a_stranger_does_not_fold() -> None:
-    """Who does not know the job's secret is refused, a rank is admitted once, and others fold meanwhile."""
+    """A peer that does not know the job's secret is refused, a rank is admitted once, and others fold meanwhile."""
     key = derive(draw(), "test")
     me, other = (Identity(rank, 3, 1, key) for rank in range(2))
     listener = listen("127.0.0.1")

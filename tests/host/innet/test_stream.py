@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What native/stream.c sends, and when: windows, timers, retransmissions, marks and credits, in simulated time."""
+"""The packets that native/stream.c sends, and when: windows, timers, retransmissions, marks and credits, in simulated
+time."""
 
 from __future__ import annotations
 

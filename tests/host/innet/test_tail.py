@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What native/stream.c asks for at the end of an operation, and when, in simulated time: nothing follows there that
-would show a loss."""
+"""The packets that native/stream.c asks for at the end of an operation, and when, in simulated time: nothing follows
+there that would show a loss."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.sources import integers, retransmissions
 PACKETS = 40
 MIDDLE, LAST = 10, PACKETS - 1
 ROUND_TRIP = 40 * MICROSECOND
-"""Of one switch, two links of 20 us each way and no time for packets."""
+"""The round trip of one switch: two links of 20 us each way and no time for packets."""
 
 
 class LosesSome(TerribleNetwork):

@@ -215,7 +215,7 @@ def test_a_rank_cannot_be_made_to_answer_its_own_challenge() -> None:
 
 
 def test_a_proof_counts_for_its_own_pair_of_ranks_alone() -> None:
-    """What a rank proves to another one proves nothing to a third."""
+    """A proof for one rank proves nothing to another one."""
     initiator, other = Initiator(identity(2), 3), Responder(identity(1))
     _, epoch, _, _, world, nonce = HELLO.unpack(initiator.hello)
     proof = initiator.receive(other.receive(HELLO.pack(MAGIC, epoch, 2, 1, world, nonce)))

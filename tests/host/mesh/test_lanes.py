@@ -162,7 +162,7 @@ def test_a_part_beyond_its_message_ends_the_operation(offset: int, size: int) ->
 
 
 def test_a_rank_that_dies_in_the_middle_is_named() -> None:
-    """Who waits for the rest of a message learns of it at once, though part of it still comes."""
+    """A rank that waits for the rest of a message learns of it at once, though part of it still arrives."""
 
     def work(mesh: TcpMesh) -> None:
         with mesh.operation(Call(1, "dies")):

@@ -67,7 +67,8 @@ def test_a_path_on_which_nothing_is_acknowledged_is_reported(monkeypatch: pytest
     SILENT._replace(in_flight=False), SILENT._replace(repeats=False), SILENT._replace(patience=5.0),
 ], ids=["nothing in flight", "nothing repeated", "long round trips"])
 def test_a_slow_or_idle_path_is_not_reported(condition: Condition, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for nothing, or for less than its round trips take, or was sent once, says nothing of its path."""
+    """A connection that waits for nothing, or for less than its round trips take, or has sent its data once, says
+    nothing about its path."""
     with planned(2) as tcp:
         check_swapped(values(tcp.run(on_plan(swap))))
         silent = Watched(tcp.meshes[0], monkeypatch)

@@ -12,7 +12,7 @@ from netfold.host.mesh.poller import Poller
 
 
 def readable(poller: Poller) -> bool:
-    """Whether the poller's own descriptor is ready."""
+    """True if the poller's own descriptor is ready."""
     return bool(select.select([poller.fileno()], [], [], 0)[0])
 
 

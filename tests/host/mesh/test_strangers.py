@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who does not know a job's secret gets nothing from its mesh, and keeps nobody out of it."""
+"""A peer that does not know a job's secret gets nothing from its mesh, and keeps no rank out of it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_rank_with_another_secret_is_told_so_and_so_are_the_others() -> None:
 
 
 def test_a_plan_without_a_secret_opens_no_mesh() -> None:
-    """That of a controller which gives none out, or one made by hand."""
+    """The plan may come from a controller without secrets, or be written by hand."""
     plan = Plan("j", 1, 0, 2, [Peer(0, "127.0.0.1", "127.0.0.1:1"), Peer(1, "127.0.0.1", "127.0.0.1:1")], [])
     with listen("127.0.0.1") as listener, pytest.raises(PlanError, match="secret: expected 32 bytes"):
         TcpMesh(plan, listener, timeout=1)

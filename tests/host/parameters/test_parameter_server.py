@@ -52,7 +52,7 @@ def train(
     optimizer: Optimizer, size: int, servers: Sequence[int] | None, workers: Sequence[int] | None,
     dtype: str = "float32", **job: Any,
 ) -> list[Any]:
-    """What each rank has after all steps: its parameters and number of steps, or the exception that it raised."""
+    """The state of each rank after all steps: its parameters and number of steps, or the exception that it raised."""
 
     def rank(comm: Any) -> tuple[dict[str, Array], int]:
         mine = tensors(7 if comm.rank == min(workers or [0]) else 99, dtype)
@@ -207,7 +207,7 @@ def test_a_strange_notice_is_refused_with_the_rank_that_sent_it() -> None:
 
 
 def refused(call: Callable[[Any], Any], size: int = 2) -> list[Any]:
-    """What a call raises on each rank of a job."""
+    """The error of a call on each rank of a job."""
     with testing.loopback_job(size, rail="tcp", timeout=5) as comms:
         return testing.on_every_rank(comms, call)
 

@@ -344,7 +344,7 @@ def test_a_rail_that_dies_while_it_folds_rows_leaves_its_part_to_the_mesh_of_ano
 def test_a_rail_that_dies_in_the_middle_leaves_its_part_to_the_others(
     operation: Operation, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What some rank lacks is done again over the rail that is left, from what was there before; results are exact on
+    """Parts that some rank lacks are repeated over the remaining rail, from the former contents; results are exact on
     all ranks, and all ranks say which rail died."""
     monkeypatch.setattr("netfold.host.rails.striping.LEAST_CHUNK", 64 << 10)
     with loopback_rails(["tcp", "tcp"], WORLD) as comms:

@@ -47,7 +47,7 @@ def even(comms: list[Communicator]) -> None:
 
 
 def summed(comms: list[Communicator], call: Callable[[Communicator], Any]) -> Any:
-    """What ``call`` returns on each rank, the same on all."""
+    """The value of ``call`` on each rank, the same on all."""
     results = on_every_rank(comms, call)
     for result in results:
         if isinstance(result, Exception):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks report of their rails: costs that no wait for another rank is part of."""
+"""The ranks' reports on their rails: costs without waits for other ranks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank answers about an agreement, whichever comes first: its own result, or another rank's fence."""
+"""A rank's answer about an agreement, whichever comes first: its own result, or another rank's fence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def store(state: RankState, position: int, place: int = 0) -> bool:
 
 
 def test_a_result_before_the_fence_is_committed() -> None:
-    """Who asks afterwards gets the result, every time."""
+    """A rank that asks afterwards gets the result, every time."""
     state = at(5)
     assert store(state, 5)
     for _ in range(2):

@@ -98,7 +98,7 @@ def test_one_late_call_in_five_changes_no_rate() -> None:
 
 
 def test_short_calls_of_any_size_tell_the_same_latency() -> None:
-    """What the bytes of a short call take is no part of the latency: a rail that carries calls of 8 KB looks no slower
+    """The time of a short call's bytes is no part of the latency: a rail that carries calls of 8 KB looks no slower
     than its like that carries none; calls in which the rail failed say nothing."""
     estimate, cost = Estimate(), RailCost(0.001, 1e7)
     for nbytes in (8192, 4, 1024, 4096):

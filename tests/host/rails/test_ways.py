@@ -28,7 +28,7 @@ LIVE = [0, 1]
 
 
 def ledger(*rates: float) -> Ledger:
-    """What two rails cost, of which the ranks have exchanged these rates."""
+    """The costs of two rails for which the ranks have exchanged these rates."""
     made = Ledger(["a", "b"], (), 0.0003, agreed=AGREED)
     if rates:
         made.shares.learn([Figure(0.001, rate) for rate in rates], LIVE)
@@ -146,7 +146,7 @@ def test_ranks_take_the_sooner_way_together(
 
 
 def test_narrow_lanes_are_the_switches_whatever_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks for narrow lanes gets them, though the hosts would be quicker."""
+    """A call that asks for narrow lanes gets them, though the hosts would be faster."""
     ranks, went = carried(monkeypatch, {True: 1e8, False: 9e8})
     for _ in range(2 * TRIALS + 2):
         ranks.each(lambda rails, rank: _reduce_scatter(peers(rails, rank), Coding(16)))

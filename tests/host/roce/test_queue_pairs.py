@@ -184,7 +184,7 @@ def test_marks_come_back_and_shrink_the_window() -> None:
 
 
 def test_many_pairs_share_an_endpoint_fairly() -> None:
-    """Of four busy connections to three peers each finishes, and none waits for another's message to end."""
+    """Each of four busy connections to three peers finishes, and none waits for another's message to end."""
     ends = [Endpoint(address(i), window=64) for i in range(4)]
     wires = Wires(TerribleNetwork(random.Random(4), packet_time=MICROSECOND, loss=0.02), ends)
     writers = []

@@ -125,7 +125,7 @@ def test_the_device_works_while_other_parts_are_reduced() -> None:
 
 
 def test_a_failed_part_ends_the_call_and_keeps_no_buffer() -> None:
-    """What a part raises is raised, later parts are not reduced, and all buffers come back."""
+    """A part's error is raised, later parts are not reduced, and all buffers come back."""
     device = LateDevice()
     lane = Staging(device.of).lane("test", [torch.zeros(1)])
     assert lane is not None
@@ -188,7 +188,7 @@ def test_several_small_tensors_cross_in_one_copy() -> None:
 
 
 def test_a_capture_is_refused_by_name() -> None:
-    """What is recorded for a graph cannot be sent by the host again."""
+    """Operations recorded for a graph cannot be sent by the host again."""
     device = LateDevice()
     device.captures = True
     lane = Staging(device.of).lane("test", [torch.zeros(1)])

@@ -28,7 +28,7 @@ Begin = Callable[[int, int], StartedOperation]
 
 
 def value_of(future: Future[float]) -> float:
-    """What a future comes to, or a failure where it does not in time."""
+    """The value of a future; the test fails if it does not come in time."""
     come = threading.Event()
     future.add_done_callback(lambda _: come.set())
     assert come.wait(SOON), "a callback that waits for what it has started never ends"

@@ -76,7 +76,7 @@ def together(comm: Communicator, passes: int = 1, **how: Any) -> Any:
 
 
 def on_ranks(run: Callable[[Communicator], Any], **settings: Any) -> list[Any]:
-    """What each rank returned; raises the first error."""
+    """The value of each rank; raises the first error."""
     with pytest.MonkeyPatch.context() as patch, loopback_job(RANKS, **{"rail": "tcp", **settings}) as comms:
         patch.setenv("NETFOLD_ALGO", "ring")
         results = on_every_rank(comms, run)
@@ -181,7 +181,7 @@ def test_parameters_without_gradients_count_as_zeros() -> None:
 
 
 def test_mistakes_are_refused() -> None:
-    """What Horovod has and this has not, names that are wrong, and calls in the wrong order are told so."""
+    """Unsupported arguments of Horovod, wrong names, and calls in the wrong order get an error."""
     net = model()
     plain = torch.optim.SGD(net.parameters(), lr=0.1)
     named = list(net.named_parameters())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs that were written for torch's own backends expect of one holds for ours."""
+"""The expectations of programs that were written for torch's own backends hold for ours."""
 
 from __future__ import annotations
 

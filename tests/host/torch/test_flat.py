@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What backend "netfold" reduces through flat copies: factors, narrow dtypes, negated views, and many small tensors."""
+"""Tensors that backend "netfold" reduces through flat copies: factors, narrow dtypes, negated views, and many small
+tensors."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def groups(request: pytest.FixtureRequest) -> Iterator[Groups]:
 
 
 def everywhere(groups: Groups, call: Callable[[NetfoldGroup, int], Any]) -> list[Any]:
-    """What a call returns on each rank; all ranks call at once.  Raises what it raises."""
+    """The value of a call on each rank; all ranks call at once.  Raises its error."""
     found = on_every_rank(groups, lambda group: call(group, group.rank()))
     for result in found:
         if isinstance(result, BaseException):

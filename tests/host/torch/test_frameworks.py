@@ -30,7 +30,7 @@ STORE = {"NETFOLD_CONTROLLER": "store", "NETFOLD_ALGO": "ring", "NETFOLD_ADDRESS
 
 
 def lines_of(said: str, pattern: str) -> set[str]:
-    """What a pattern's group finds in what the ranks have printed."""
+    """The matches of a pattern's group in the ranks' output."""
     return set(re.findall(pattern, said))
 
 

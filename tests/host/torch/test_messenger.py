@@ -77,7 +77,7 @@ def test_any_source_takes_each_message_once_and_names_its_sender() -> None:
 
 
 def test_a_rank_that_is_done_may_leave() -> None:
-    """What others send each other goes on after a rank has left that nobody waits for."""
+    """Messages between others go on after a rank has left that nobody waits for."""
     with messengers(3) as (first, second, third):
         receives = receive(second, np.zeros(1, int), 2), receive(first, np.zeros(1, int), 2)
         for work in (send(third, np.ones(1, int), 1), send(third, np.ones(1, int), 0), *receives):
@@ -219,7 +219,7 @@ def test_what_nobody_has_read_costs_no_message_the_other_way(unread: int) -> Non
 
 
 def test_what_the_kernel_could_not_deliver_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """What was sent and lies in this host's kernel, because its receiver never reads: the log has the bytes."""
+    """The log has the bytes that were sent and lie in this host's kernel, because their receiver never reads."""
     with messengers(2) as (mine, other):
         begun = send(mine, np.ones(1), 1)
         receive(other, np.zeros(1), 0).wait(SOON)
@@ -302,7 +302,7 @@ def test_a_message_of_another_dtype_is_refused_by_its_receiver(source: int | Non
 
 
 def test_a_forked_child_posts_nothing_and_waits_for_nothing() -> None:
-    """What its parent has posted ends with Closed there, at once, and in the parent it goes on."""
+    """Messages that its parent has posted end with Closed there, at once, and go on in the parent."""
     with messengers(2) as (mine, other):
         into = np.zeros(1)
         posted = receive(mine, into, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.distributed moves between ranks, it moves over NetFold as over gloo: broadcast, reduce, gather, scatter,
+"""Data that torch.distributed moves between ranks moves over NetFold as over gloo: broadcast, reduce, gather, scatter,
 all_to_all, barrier, and messages in any order."""
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def test_sharded_training_is_that_of_gloo(trained: Trained) -> None:
 
 @pytest.mark.slow
 def test_the_path_of_each_kind_is_logged_once(trained: Trained) -> None:
-    """What folds, what goes between the hosts and what gloo carries is logged, once for each kind and group."""
+    """The path of an operation, by fold, between the hosts or by gloo, is logged once for each kind and group."""
     for rank in trained[0]:
         for job, folded, scattered in (("default", "tcp", "TCP, ring"), ("default.2", "innet", "innet")):
             said = [line for line in rank["said"] if f"job={job!r}" in line]

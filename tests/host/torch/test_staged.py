@@ -96,7 +96,7 @@ def filling(how: Callable[[NetfoldGroup, Any, Any], Any], outputs: Callable[[Net
 
 
 def on(root: int, group: NetfoldGroup, given: Any) -> Any:
-    """What the root alone passes."""
+    """The arguments that only the root passes."""
     return given if group.rank() == root else []
 
 
@@ -170,7 +170,7 @@ def plain(given: Any) -> Any:
 
 
 def made_by(groups: list[NetfoldGroup], call: Call, device: bool) -> list[Any]:
-    """What each rank's tensors hold after a call has been waited for."""
+    """The contents of each rank's tensors after a call has been waited for."""
 
     def rank(comm: Any) -> Any:
         group = groups[comm]
@@ -196,7 +196,7 @@ def test_calls_do_the_same_on_a_device(groups: list[NetfoldGroup], name: str) ->
 
 
 def test_a_message_waits_for_its_copy_and_for_no_collective(groups: list[NetfoldGroup]) -> None:
-    """What is sent has been copied out, although the communicator's thread is busy."""
+    """A sent tensor has been copied out, although the communicator's thread is busy."""
 
     def rank(comm: Any) -> list[float]:
         group, busy = groups[comm], threading.Event()
@@ -258,7 +258,7 @@ def test_what_cannot_be_filled_is_refused(groups: list[NetfoldGroup]) -> None:
 
 
 def test_a_callback_of_a_future_comes_after_the_copies_have_begun(groups: list[NetfoldGroup]) -> None:
-    """What a callback does next on its stream finds the result."""
+    """The next operation of a callback on its stream finds the result."""
 
     def rank(comm: Any) -> list[float]:
         device, group = LateDevice(), groups[comm]

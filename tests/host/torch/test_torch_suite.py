@@ -51,7 +51,7 @@ Rows = dict[str, Any]
 
 
 def run(folder: Path, way: str, *names: str) -> Rows:
-    """What became of these tests, or all: name -> result, why, seconds, bytes that each rank folded."""
+    """Results of these tests, or all: name -> result, why, seconds, bytes that each rank folded."""
     results, log = folder / "results.json", folder / "suite.log"
     with log.open("wb") as said:
         suite = start([str(PROGRAMS / "torch_suite.py"), str(results), way, *names], said)
@@ -72,7 +72,7 @@ def failed(rows: Rows) -> dict[str, str]:
 
 @pytest.mark.needs("expecttest")
 def test_torchs_own_tests_pass_over_tcp(tmp_path: Path) -> None:
-    """What passes on gloo passes here, and all-to-all of unlike sizes, but for a list of reasons."""
+    """Tests that pass on gloo pass here, and all-to-all of unlike sizes, but for a list of reasons."""
     rows = run(tmp_path, "tcp")
     wrong = failed(rows)
     assert {name: why for name, why in wrong.items() if name not in EXPECTED} == {}

@@ -95,7 +95,7 @@ def both_at_once(comm: Communicator) -> Any:
 
 
 def from_left(comm: Communicator) -> Any:
-    """What the rank before has sent, in a ring of messages."""
+    """The message of the rank before, in a ring of messages."""
     right, left = (comm.rank + 1) % WORLD, (comm.rank - 1) % WORLD
     out = np.empty_like(rows(0))
     sending = comm.later(lambda: comm.send(rows(comm.rank), right), "sending") if comm.rank else None

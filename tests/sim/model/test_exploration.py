@@ -65,7 +65,7 @@ def named(value: object) -> str:
 
 
 def explained(report: ExplorationReport) -> str:
-    """What went wrong, and the way there."""
+    """The error, and the steps to it."""
     return "\n".join([*report.path, str(report.wrong or report.stuck[:1])])
 
 
@@ -185,7 +185,8 @@ def test_without_the_rule_something_wrong_is_believed(
 
 @pytest.mark.parametrize("fabric", [CHEAT, ModelFabric(("rr",), message=1, slots=2, psns=5)], ids=named)
 def test_a_rank_without_credits_and_too_few_slots_make_no_wrong_sum(fabric: ModelFabric) -> None:
-    """Who ignores its credits, and a range with too few slots, can leave others stuck, but no sum is ever wrong."""
+    """A rank that ignores its credits, and a range with too few slots, can leave others stuck, but no sum is ever
+    wrong."""
     assert explore(fabric, live=False).wrong is None
 
 

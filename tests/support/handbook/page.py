@@ -148,7 +148,7 @@ def staged() -> dict[str, tuple[type[BaseException], Scene]]:
 
 
 def message(name: str) -> str:
-    """What an error says in its scene, without what differs from machine to machine."""
+    """The message of an error in its scene, without parts that differ between machines."""
     kind, make = staged()[name]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         try:

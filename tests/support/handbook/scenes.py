@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scenes are: functions that make an error happen, registered by the error's class."""
+"""Scenes: functions that make an error happen, registered by the error's class."""
 
 from __future__ import annotations
 

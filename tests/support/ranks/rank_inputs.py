@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks of the end-to-end tests sum: every rank can make every rank's arrays, and so tell the right sum."""
+"""The arrays that ranks of the end-to-end tests sum: every rank can make every rank's arrays, and so tell the right
+sum."""
 
 from __future__ import annotations
 

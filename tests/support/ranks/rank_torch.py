@@ -34,7 +34,7 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 def command(example: str, turn: int) -> str:
-    """What an example prints when it is run by itself."""
+    """The output of an example that is run by itself."""
     # torch's own way to meet again at the same store: the keys of every attempt are others
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(turn)
     arguments, sys.argv = sys.argv, [example, "--steps", "2"]
@@ -74,7 +74,7 @@ def train(
 
 
 def reductions(group: dist.ProcessGroup, reference: dist.ProcessGroup) -> dict[str, Any]:
-    """What a group says to the same tensors as gloo: largest differences, by kind."""
+    """The difference between a group's results and gloo's for the same tensors: largest differences, by kind."""
     rank, world = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(rank)
     floats = torch.randn(3001, generator=generator)
@@ -192,7 +192,7 @@ def unusual(group: dist.ProcessGroup) -> None:
 
 
 def abandoned() -> str:
-    """What a backward pass raises where the last rank stays away; "" on that rank."""
+    """The error of a backward pass if the last rank stays away; "" on that rank."""
     group = dist.new_group(backend="netfold")
     assert isinstance(group, netfold.torch.NetfoldGroup)
     model = DistributedDataParallel(nn.Linear(3, 2), process_group=group)

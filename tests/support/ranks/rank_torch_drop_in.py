@@ -31,7 +31,7 @@ from support.ranks.rank_torch import Lines
 from support.ranks.torch_calls import Make, calls
 
 MIXED = ("cpu:netfold,cuda:gloo", "cuda:gloo,cpu:netfold", "netfold,cuda:nccl", "cuda:nccl,cpu:netfold")
-"""What asks for a group of which only a part would be ours."""
+"""Backends of groups of which only a part would be ours."""
 
 
 def refusal(call: Callable[[], object]) -> str:
@@ -139,7 +139,7 @@ MODES: dict[str, tuple[Callable[[], AbstractContextManager[Any]], Make]] = {
 
 
 def modes(rank: int, world: int) -> dict[str, Any]:
-    """What each call brings in each mode; in no mode first."""
+    """The result of each call in each mode; in no mode first."""
     found: dict[str, Any] = {}
     for mode, (context, make) in {"none": (nullcontext, usual), **MODES}.items():
         with context():
@@ -151,7 +151,7 @@ def modes(rank: int, world: int) -> dict[str, Any]:
 
 
 def seen(rank: int, world: int) -> dict[str, Any]:
-    """What the profiler sees of each call: its events' shapes, and whether they end on another thread."""
+    """The profiler's record of each call: its events' shapes, and whether they end on another thread."""
     found: dict[str, Any] = {}
     for name, call in calls(rank, world, usual).items():
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
@@ -236,7 +236,7 @@ def hooked(rank: int, world: int) -> dict[str, Any]:
 
 
 def detailed(rank: int, world: int) -> dict[str, Any]:
-    """What is logged of two groups that are made in torch's debug mode DETAIL, and whether they work."""
+    """The log of two groups that are made in torch's debug mode DETAIL, and True if they work."""
     lines = Lines()
     logging.getLogger("netfold").addHandler(lines)
     dist.set_debug_level(dist.DebugLevel.DETAIL)

@@ -48,7 +48,7 @@ def train(group: dist.ProcessGroup, state: NetfoldState | None = None) -> list[f
 
 
 def moved(group: dist.ProcessGroup) -> list[float]:
-    """What collectives of the backend leave, as plain numbers."""
+    """The results of the backend's collectives, as plain numbers."""
     rank, world = dist.get_rank(), dist.get_world_size()
     wide = torch.arange(50_000.0) * (rank + 1)
     dist.broadcast(wide, 1, group=group)

@@ -23,7 +23,7 @@ OURS = [sys.executable, "-c", "import sys; from softswitch.tools.cli.main import
 
 
 def say(program: list[str], port: int) -> str:
-    """What a command line answers to COMMANDS."""
+    """The answer of a command line to COMMANDS."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     if program[0] != sys.executable:
         del environment["PYTHONPATH"]
