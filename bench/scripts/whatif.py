@@ -4,6 +4,7 @@ these ways on a fabric of softswitches with the same links.
 
     python bench/scripts/whatif.py                                    # all, some minutes
     python bench/scripts/whatif.py --rates 50mbit --programs fsdp2,hsdp --rows rows.json
+    python bench/scripts/whatif.py --rates 1gbit --layer-seconds 0.05      # layers sleep: no core is needed to compute
 
 ddp-cnn, ddp-transformer   DistributedDataParallel, in lanes of 32, 16 and 8 bits
 fsdp2, hsdp                fully_shard of the transformer, over all ranks, and over two replicas
@@ -45,7 +46,7 @@ PROGRAMS: Final[dict[str, tuple[str, str, str, str]]] = {
     "hsdp": ("transformer", "hsdp-gloo", "hsdp", "32"),
 }
 """Name -> model, the backend that is recorded, the one that is predicted, and its lanes."""
-WIDTHS: Final = {"cnn": "512", "transformer": "128"}
+WIDTHS: Final = {"cnn": 512, "transformer": 128}
 
 
 def main() -> None:
@@ -55,6 +56,8 @@ def main() -> None:
     parser.add_argument("--programs", default=",".join(PROGRAMS), help="by commas")
     parser.add_argument("--steps", type=int, default=5, help="timed ones of a round")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--width", type=int, default=0, help="of the models; default: " + str(WIDTHS))
+    parser.add_argument("--layer-seconds", type=float, default=0.0, help="that each layer sleeps in each pass")
     parser.add_argument("--rows", type=Path, help="write the rows here, as JSON")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -64,7 +67,7 @@ def main() -> None:
     for rate in options.rates.split(","):
         for program in options.programs.split(","):
             with tempfile.TemporaryDirectory(prefix="whatif-", dir=Path.cwd()) as folder:
-                for row in compare(program, rate, Path(folder), steps=options.steps, rounds=options.rounds):
+                for row in compare(program, rate, Path(folder), options):
                     rows.append(row)
                     print(f"  {program:<16} {rate:>7} {row['way']:<9} {row['compute'] * 1e3:>8.1f} "
                           f"{row['replayed'] * 1e3:>9.1f} {row['real'] * 1e3:>9.1f} {row['last'] * 1e3:>9.1f} "
@@ -74,13 +77,15 @@ def main() -> None:
         options.rows.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def compare(program: str, rate: str, folder: Path, *, steps: int, rounds: int) -> list[dict[str, Any]]:
+def compare(program: str, rate: str, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Run a program by both backends, and replay what was recorded over gloo: a row for each way."""
     model, known, wanted, lanes = PROGRAMS[program]
     subprocess.run(
-        [sys.executable, "-m", "netfold.cli", "bench", "train", "--model", model, "--width", WIDTHS[model],
-         "--backends", f"{known},{wanted}", "--lane-bits", lanes, "--rate", rate, "--ranks", str(RANKS),
-         "--steps", str(steps), "--rounds", str(rounds), "--record", str(folder), "--rows", str(folder / "rows")],
+        [sys.executable, "-m", "netfold.cli", "bench", "train", "--model", model, "--rate", rate,
+         "--width", str(options.width or WIDTHS[model]), "--layer-seconds", str(options.layer_seconds),
+         "--backends", f"{known},{wanted}", "--lane-bits", lanes, "--ranks", str(RANKS),
+         "--steps", str(options.steps), "--rounds", str(options.rounds),
+         "--record", str(folder), "--rows", str(folder / "rows")],
         check=True, stdout=subprocess.DEVNULL)
     real = {(row["backend"], row["lane_bits"]): row for row in json.loads((folder / "rows").read_text())}
     training = program_of(traces.read([folder / f"{known}-32.json"]))

@@ -147,6 +147,8 @@ class Recording:
         """Rank, ranks and backend."""
         self._held: dict[int, tuple[Any, int]] = {}
         """Works that nobody has waited for, by their identity, with their calls' numbers."""
+        self._devices: set[torch.device] = set()
+        """Accelerators on which calls had tensors."""
         self._inside = threading.local()
         self._optimizer: int | None = None
         self._backward = -1
@@ -249,7 +251,8 @@ class Recording:
             return how()[0]
         tensors = [] if kind == "barrier" else flattened([buffer])
         traced = _group(group)
-        begin = self.trace.clock()
+        self._devices |= {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
+        begin = self._now()
         self._inside.a_call = True
         try:
             out, work = how()
@@ -278,10 +281,11 @@ class Recording:
         self._called_backward.append(work)
 
     def _backward_ends(self) -> None:
-        begin, pending = self.trace.clock(), self._called_backward
+        begin, pending = self._now(), self._called_backward
 
         def after() -> None:
             since = begin
+            self._now()
             for one in pending:
                 work, number = self._held.get(one, (None, 0))
                 if work is not None and _has_result(work):
@@ -295,13 +299,21 @@ class Recording:
         @wraps(wait)
         def noted(work: Any, *args: Any, **kwargs: Any) -> Any:
             held = self._held.pop(id(work), None)
-            begin = self.trace.clock()
+            begin = self._now() if held is not None else 0.0
             result = wait(work, *args, **kwargs)
             if held is not None:
+                self._now()
                 self.trace.waited(held[1], begin)
             return result
 
         return noted
+
+    def _now(self) -> float:
+        """The time, once accelerators have done what the calling thread's streams hold: else computing that the program
+        has only queued would seem to take no time."""
+        for device in self._devices:
+            torch.get_device_module(device).current_stream(device).synchronize()
+        return self.trace.clock()
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The first optimizer that makes a step says where steps end."""
@@ -312,6 +324,7 @@ class Recording:
             return
         if self._who is None and dist.is_initialized():
             self._who = dist.get_rank(), dist.get_world_size(), dist.get_backend()
+        self._now()
         self.trace.step()
         if self.trace.full:
             self.stop()

@@ -40,6 +40,8 @@ def test_lanes_are_those_of_what_narrows() -> None:
     spec = train.spec(**{**DEFAULTS, "model": "transformer", "backends": "fsdp,fsdp-gloo@fabric", "batch": 3})
     assert spec.backends == (("fsdp", 32), ("fsdp-gloo@fabric", 32))
     assert (spec.width, spec.batch) == (256, 3)
+    assert spec.record == ""
+    assert train.spec(**DEFAULTS, record=Path("steps")).record == str(Path.cwd() / "steps")
 
 
 @pytest.mark.parametrize(("options", "says"), [

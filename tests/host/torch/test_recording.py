@@ -148,6 +148,33 @@ def test_every_kind_of_call_is_noted_with_its_bytes(backend: str, tmp_path: Path
     assert program_of([trace]).steps == 1
 
 
+def test_times_are_those_of_the_accelerator(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where calls have tensors on one, every time is taken once the calling thread's stream there is done: before the
+    call, before and after the wait, and at the end of the step."""
+    device, waits = torch.device("cuda", 1), list[torch.device]()
+
+    class Stream:
+        def synchronize(self) -> None:
+            waits.append(device)
+
+    class Module:
+        def current_stream(self, of: torch.device) -> Stream:
+            assert of == device
+            return Stream()
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
+    with netfold.torch.record(tmp_path / "trace.json", skip=0, steps=1) as recording:
+        optimizer.step()
+        recording._devices.add(device)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "get_device_module", lambda of: Module())
+            dist.all_reduce(torch.ones(3))
+            assert len(waits) == 3
+            optimizer.step()
+            assert len(waits) == 4
+    assert calls(recorded(tmp_path / "trace")) == [("all_reduce", 12, "float32", False)]
+
+
 def test_torch_is_as_it_was_afterwards(backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Methods are put back, a second recording at the same time is refused, and a later one works; without a whole step
     a warning says why there is no file."""
