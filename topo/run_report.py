@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from netfold.controller import client
+from netfold.fabric.generate import PLANE_NAMES
 from netfold.fabric.graph import Fabric
 from netfold.rpc.rpc import Unreachable
-from netfold.wire.operator import Status
+from netfold.wire.operator import JobStatus, Status
 
 
 class RunReport:
@@ -35,9 +36,11 @@ class RunReport:
 
     def starting(self, fabrics: Sequence[Fabric]) -> None:
         """Say which fabrics are brought up."""
-        for fabric in fabrics:
-            self.say(f"{fabric.name}: starting {len(fabric.switches)} switches ({fabric.engine}) and "
-                     f"{len(fabric.hosts)} hosts")
+        for number, fabric in enumerate(fabrics):
+            plane = f", plane {PLANE_NAMES[number]}" if len(fabrics) > 1 else ""
+            switches = f"{len(fabric.switches)} switch{'' if len(fabric.switches) == 1 else 'es'}"
+            self.say(f"{fabric.name}{plane}: starting {switches} ({fabric.engine}) and "
+                     f"{_count(len(fabric.hosts), 'host')}")
 
     def begins(self, fabrics: Sequence[Fabric], hosts: Sequence[str]) -> None:
         """Say where the ranks start, and remember what the fabrics have carried until now."""
@@ -76,8 +79,11 @@ def summary(job: str, hosts: Sequence[str], before: Sequence[Status], after: Seq
     if not ours:
         return f"{ranks}; none of them joined the job {job!r}"
     reports = [report for each in ours for report in each.reports]
-    operations = sum(max((report.operations for report in each.reports), default=0) for each in ours
-                     if each not in rails)
+    operations = sum(map(_operations, (each for each in ours if each not in rails)))
+    if several := [each for each in ours if any(report.by_rail for report in each.reports)]:
+        # each rail's job, also that of a later life, knows the operations of all; the first life of the first is one a
+        # program that joins
+        operations = max(sum(_operations(each) for each in several if each.name == job), *map(_operations, several))
     folded: dict[str, int] = {}
     for report in reports:
         for tree, count in report.by_tree.items():
@@ -91,6 +97,10 @@ def summary(job: str, hosts: Sequence[str], before: Sequence[Status], after: Seq
     if roots and len(new) == len(ours) and len(set(hosts)) == len(hosts) > 1:
         words.append(_links(hosts, before, after, payload))
     return ", ".join(words)
+
+
+def _operations(job: JobStatus) -> int:
+    return max((report.operations for report in job.reports), default=0)
 
 
 def _links(hosts: Sequence[str], before: Sequence[Status], after: Sequence[Status], payload: float) -> str:

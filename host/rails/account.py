@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from netfold.host.operation.rail import RailStats, TreeStats
-from netfold.host.rails.rail_set import RailSet
+from netfold.host.rails.rail_set import JobCounts, RailSet
 from netfold.host.rails.rank_state import first_line
 from netfold.host.rails.shares import RailShares
 
@@ -49,7 +49,7 @@ class Account:
         """By rail: bytes of tensors that it carried."""
         self.processor = [0.0] * len(rails)
         """By rail: processor seconds of the thread that carried its parts of long calls."""
-        rails.report_carried(lambda: dict(zip(rails.names, self.nbytes, strict=True)))
+        rails.counted_by(lambda: JobCounts(self.operations, dict(zip(rails.names, self.nbytes, strict=True))))
 
     def count(self, nbytes: int, seconds: float = 0.0) -> None:
         """Adds an allreduce of so many bytes, and seconds inside it that are not counted yet."""

@@ -135,7 +135,10 @@ class MultiRail:
         if self._closed:
             raise Closed("the rails were closed")
         if self._pinned is not None:
-            return self._pinned_rail(self._rails.names).allreduce(request)
+            saturated = self._pinned_rail(self._rails.names).allreduce(request)
+            self._account.nbytes[self._pinned] += request.source.nbytes
+            self._account.count(request.source.nbytes)
+            return saturated
         self._rails.begin(request.number)
         source, coding, algorithm = request.source, request.coding, request.algorithm
         nbytes, live = source.nbytes, self._rails.live
@@ -172,6 +175,7 @@ class MultiRail:
             raise Closed("the rails were closed")
         if self._pinned is not None:
             cut.carry(self._pinned_rail(self._costs.names(cut.folded is not None)), slice(0, cut.size), number)
+            self._account.count_rows()
             return
         self._rails.begin(number)
         if cut.either and self.carries_rows and not self._costs.way(cut.kind).choose(cut.size, self._rails.live):

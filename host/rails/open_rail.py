@@ -29,6 +29,7 @@ from netfold.host.rails.open_mesh import open_mesh
 from netfold.host.rails.own_port import own_port, udp_port_of
 from netfold.host.rails.planes import RailSpec
 from netfold.host.rails.policy import RailOptions
+from netfold.host.rails.rail_set import JobCounts
 from netfold.host.selection.choice import INNET
 from netfold.host.selection.peers import Peers
 from netfold.host.tracing.timeline import Timeline
@@ -60,7 +61,7 @@ class OpenRail:
         self._last = ""
         """The message that this rank leaves for the others: its last operation."""
         self._membership: Membership | None = None
-        self._carried: Callable[[], dict[str, int]] = dict
+        self._counts: Callable[[], JobCounts] | None = None
         if spec.kind == "verbs":
             from netfold.host.verbs.rail import check_host  # its library is built only where it is wanted
 
@@ -164,14 +165,19 @@ class OpenRail:
         """Always true: what its switches cannot make goes between the plane's hosts."""
         return True
 
-    def counted_by(self, carried: Callable[[], dict[str, int]]) -> None:
-        """Sets what says how much each of several rails has carried (``rail_set.WatchedRail``)."""
-        self._carried = carried
+    def counted_by(self, counts: Callable[[], JobCounts]) -> None:
+        """Sets what says how much all rails have done together (``rail_set.WatchedRail``)."""
+        self._counts = counts
 
     def _progress(self) -> RailStats:
         """How far the rail is, for the plane's controller; read on the thread of its events."""
         known = self._rail.progress() if isinstance(self._rail, FoldRail) else self._rail.stats()
-        return replace(known, by_rail=self._carried())
+        return self._of_job(known)
+
+    def _of_job(self, stats: RailStats) -> RailStats:
+        """The rail's own totals as its plane's controller is to know them: with the operations of all rails."""
+        counts = JobCounts() if self._counts is None else self._counts()
+        return replace(stats, operations=counts.operations, by_rail=dict(counts.by_rail))
 
     @property
     def between_name(self) -> str:
@@ -246,7 +252,7 @@ class OpenRail:
         self._between.close()
         self.others.close()
         if self._membership is not None:
-            self._membership.leave(replace(stats, by_rail=self._carried()), last=self._last)
+            self._membership.leave(self._of_job(stats), last=self._last)
             self._membership.close()
 
     def __str__(self) -> str:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from netfold.host import shared_log
 from netfold.host.errors import NetFoldError, PeerLost, RailDown, TransportError
@@ -71,9 +71,17 @@ class WatchedRail(Rail, Protocol):
         the monotonic seconds of its last progress; what it raises ends the allreduce at once, and the rail for good.
         If it returns True, it reports by itself for whom the allreduce waits.  None removes the watcher."""
 
-    def counted_by(self, carried: Callable[[], dict[str, int]]) -> None:
-        """From now on the rail reports what ``carried`` returns: the payload bytes that each of the rails has carried,
-        by name.  It is called on any thread."""
+    def counted_by(self, counts: Callable[[], JobCounts]) -> None:
+        """From now on the rail reports what ``counts`` returns, instead of its own operations, of which several may be
+        parts of one.  It is called on any thread."""
+
+
+class JobCounts(NamedTuple):
+    """What all rails together have done for this rank."""
+
+    operations: int = 0
+    by_rail: Mapping[str, int] = {}
+    """Payload bytes that each rail has carried, by name."""
 
 
 class RailReopening(Protocol):
@@ -146,15 +154,14 @@ class RailSet:
         self._past: list[tuple[str, RailStats]] = []
         self._changed: Callable[[], None] = lambda: None
         self._asked = [0.0] * len(rails)
-        self._carried: Callable[[], dict[str, int]] = dict
-        """Payload bytes that each rail has carried, by name."""
+        self._counts: Callable[[], JobCounts] = JobCounts
         state.set_live(self.live)
         for index in range(len(rails)):
             self._attach(index)
 
-    def report_carried(self, carried: Callable[[], dict[str, int]]) -> None:
-        """From now on the rails report what ``carried`` returns: the payload bytes that each has carried, by name."""
-        self._carried = carried
+    def counted_by(self, counts: Callable[[], JobCounts]) -> None:
+        """From now on each rail reports what ``counts`` returns."""
+        self._counts = counts
 
     def __len__(self) -> int:
         return len(self.rails)
@@ -260,7 +267,7 @@ class RailSet:
     # ---- watching ----------------------------------------------------------------------------------------------------
     def _attach(self, index: int) -> None:
         self[index].watched_by(lambda moved: self._watch(index, moved))
-        self[index].counted_by(lambda: self._carried())
+        self[index].counted_by(lambda: self._counts())
 
     def _watch(self, index: int, moved: float) -> bool:
         """Called by a rail that waits.  Returns whether ranks for which it waits long are named here; raises what ends

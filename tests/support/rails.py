@@ -20,7 +20,7 @@ from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest, RowsRequest
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.policy import OutOfBand, RailListeners, RailPolicy
-from netfold.host.rails.rail_set import RailReopening, WatchedRail
+from netfold.host.rails.rail_set import JobCounts, RailReopening, WatchedRail
 from netfold.host.rails.rank_state import Answer, Question, RankState
 from netfold.host.selection.cost import RailCost
 from netfold.host.selection.peers import Peers
@@ -202,7 +202,7 @@ class FakeRail:
     def stats(self) -> RailStats:
         return RailStats(operations=self.calls)
 
-    def counted_by(self, carried: Callable[[], dict[str, int]]) -> None:
+    def counted_by(self, counts: Callable[[], JobCounts]) -> None:
         pass
 
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:

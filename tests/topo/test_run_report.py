@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from netfold.fabric.generate import leafspine
 from netfold.topo.run_report import RunReport, summary
 from netfold.wire.jobs import RankReport
 from netfold.wire.operator import JobStatus, LinkStatus, Status, Traffic
@@ -46,11 +48,20 @@ def test_what_another_job_sent_is_not_counted_as_ours() -> None:
 
 
 def test_what_every_plane_folded_is_counted() -> None:
-    """The job of a rail after the first is named after the run's; an operation over two rails is one of the first."""
-    ours = job("run", 1, [report(0, {"aspine1": 40_000_000})])
-    second = job("run+1", 1, [report(0, {"bspine1": 8_000_000})])
+    """The job of a rail after the first is named after the run's; each rail has reported the operations of all."""
+    carried = {"innet@a": 40_000_000, "innet@b": 8_000_000}
+    ours = job("run", 1, [replace(report(0, {"aspine1": 40_000_000}), operations=60, by_rail=carried)])
+    second = job("run+1", 1, [replace(report(0, {"bspine1": 8_000_000}), by_rail=carried)])
     said = summary("run", ["h1"], [status([]), status([])], [status([ours]), status([second])])
     assert said == "1 rank, 100 operations, 48 MB of each rank folded by aspine1 and bspine1, 0 packets sent again"
+
+
+def test_the_operations_of_each_program_that_joined_are_counted_once() -> None:
+    """The first rail of each has a job of the run's name, whatever the later lives of a rail have reported."""
+    carried = {"innet@a": 4, "innet@b": 4}
+    lives = [job(name, epoch, [replace(report(0, {}), operations=count, by_rail=carried)])
+             for name, epoch, count in (("run", 1, 40), ("run+1", 1, 70), ("run.2", 2, 70), ("run", 3, 50))]
+    assert "90 operations" in summary("run", ["h1"], [status([])], [status(lives)])
 
 
 def test_ranks_that_fold_nothing_or_never_joined_are_told_so() -> None:
@@ -58,6 +69,13 @@ def test_ranks_that_fold_nothing_or_never_joined_are_told_so() -> None:
     ours = job("run", 1, [report(0, {})])
     assert "nothing folded by switches" in summary("run", HOSTS, [status([])], [status([ours])])
     assert summary("run", ["h1"], [status([])], [status([])]) == "1 rank; none of them joined the job 'run'"
+
+
+def test_each_plane_has_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """Planes of one description have one name until they start, and letters."""
+    RunReport("run").starting([leafspine(1, 0, 2)] * 2)
+    assert capsys.readouterr().err.splitlines() == [
+        f"netfold: run: leafspine-1-0-2, plane {plane}: starting 1 switch (softswitch) and 2 hosts" for plane in "ab"]
 
 
 def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
