@@ -86,7 +86,7 @@ class SumsResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     processor: float
     """Processor seconds of this rank's process for one sum, all of its threads."""
     carried: list[int]
-    """Bytes that each rail has carried in the timed sums, where they were not pinned."""
+    """Bytes that each rail has carried in the timed sums."""
     rail_processor: list[float]
     """Processor seconds of each rail's thread for one sum, as far as it was cut."""
 
