@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from netfold.bench.commands import rails_death, rails_training
+from netfold.bench.commands import rails_death, rails_mptcp, rails_training
 from netfold.bench.commands.allreduce import READY_SECONDS, size
 from netfold.bench.commands.rails_figures import FIRST, draw, write
 from netfold.bench.commands.rails_report import PlaneCut, RailsReport, RailsRow, RailTrainingRow, Started
@@ -82,6 +82,7 @@ class RailsSpec:
     train  steps of a turn of training; 0: none
     width  of the trained model's hidden layers
     series calls of the series during which the last plane fails; 0: none
+    mptcp  whether Multipath TCP is measured as well
     """
 
     rails: str
@@ -100,14 +101,17 @@ class RailsSpec:
     train: int = 0
     width: int = 1024
     series: int = 0
+    mptcp: bool = False
 
 
 def spec(
     *, rails: str, rates: str, begin: str, end: str, factor: int, rounds: int, ranks: int, topo: str, engine: Engine,
     cuts: str, cut_bytes: str, timeout: float, algorithm: str = "auto", stall: float = STALL_SECONDS, train: int = 0,
-    width: int = 1024, series: int = 0,
+    width: int = 1024, series: int = 0, mptcp: bool = False,
 ) -> RailsSpec:
     """Check the options of the command line.  Raises ValueError, which names the option."""
+    if mptcp:
+        rails_mptcp.require()
     if not 0 < stall < timeout:
         raise ValueError(f"--stall {stall}: expected seconds above 0 and below --timeout {timeout}")
     if train < 0 or series < 0 or width < 1:
@@ -140,7 +144,7 @@ def spec(
         sizes.append(first // 4 * 4)
         first *= factor
     return RailsSpec(rails, names, tuple(sizes), rounds, ranks, int(leaves), int(spines), engine, parts,
-                size(cut_bytes, "--cut-bytes"), timeout, algorithm, stall, train, width, series)
+                size(cut_bytes, "--cut-bytes"), timeout, algorithm, stall, train, width, series, mptcp)
 
 
 def run(
@@ -173,6 +177,8 @@ def run(
         workers = stack.enter_context(_workers(spec, planes, logs))
         starts = _starts(spec, workers, folder, echo)
         rows = _compare(spec, workers, echo)
+        mptcp = rails_mptcp.measure(planes, logs, spec.sizes, rounds=spec.rounds, timeout=spec.timeout, echo=echo
+                                    ) if spec.mptcp else []
         parameters, trained = _train(spec, workers, echo)
         cuts = [_cut(spec, workers, planes, part, echo) for part in spec.cuts]
         death = None
@@ -180,7 +186,7 @@ def run(
             nbytes = max(4, spec.cut_bytes // 16 * 4)
             death = rails_death.measure(workers, planes, nbytes, spec.series, spec.timeout, echo)
     result = RailsReport(spec.rails, list(spec.rates), spec.ranks, spec.engine, congestion, spec.algorithm, starts,
-                         rows, cuts, parameters, trained, death)
+                         rows, cuts, parameters, trained, death, mptcp)
     if json is not None:
         files.replace(json, msgspec.json.format(msgspec.json.encode(result), indent=1))
     if plot is not None:

@@ -104,6 +104,17 @@ class RailDeath(msgspec.Struct, frozen=True):
     calls: list[DeathCall]
 
 
+class MptcpRow(msgspec.Struct, frozen=True):
+    """One size over Multipath TCP on all planes."""
+
+    nbytes: int
+    seconds: float
+    """Time of one sum: the median of rounds, of the slowest rank."""
+    wrong: int
+    subflows: int
+    """Besides the first, of the connection that has the fewest."""
+
+
 class RailsReport(msgspec.Struct, frozen=True):
     """Everything that was measured."""
 
@@ -120,3 +131,4 @@ class RailsReport(msgspec.Struct, frozen=True):
     """Parameters of the model that was trained; 0: none was."""
     training: list[RailTrainingRow] = []
     death: RailDeath | None = None
+    mptcp: list[MptcpRow] = []

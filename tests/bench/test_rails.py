@@ -3,19 +3,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from netfold.bench.commands import rails_mptcp
 from netfold.bench.commands.rails import _row, spec
 from netfold.bench.commands.rails_death import death_of
 from netfold.bench.commands.rails_figures import draw, tables, write
 from netfold.bench.commands.rails_report import RailsReport, RailsRow, RailTrainingRow, Started
 from netfold.bench.commands.rails_training import BATCH, rows_of
+from netfold.bench.ranks.mptcp import Ring
 from netfold.bench.ranks.rail_series import SeriesCall, SeriesResult
 from netfold.bench.ranks.rail_training import RailTrainingResult
 from netfold.bench.ranks.rails import SumsResult
@@ -53,6 +59,35 @@ def test_what_cannot_be_is_refused_by_name(option: str, value: str, message: str
     """Each mistake names its option."""
     with pytest.raises(ValueError, match=message):
         spec(**OPTIONS | {option: value})
+
+
+def test_a_kernel_without_multipath_tcp_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The option is named, and what the kernel would need."""
+    def none() -> socket.socket:
+        raise OSError(errno.EPROTONOSUPPORT, "Protocol not supported")
+
+    monkeypatch.setattr(rails_mptcp, "mptcp_socket", none)
+    with pytest.raises(ValueError, match=r"--mptcp: .*Protocol not supported.*CONFIG_MPTCP"):
+        spec(**OPTIONS | {"mptcp": True})
+    assert not spec(**OPTIONS).mptcp
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+def test_the_ring_over_multipath_tcp_sums_exactly(size: int) -> None:
+    """Three ranks in threads, each with a socket to the next: every rank has the sum, also of fewer elements than
+    ranks."""
+    pairs = [socket.socketpair() for _ in range(3)]
+    rings = [Ring(rank, 3, pairs[rank][0], pairs[rank - 1][1]) for rank in range(3)]
+    buffers = [np.arange(size, dtype=np.int32) * (rank + 1) for rank in range(3)]
+    threads = [threading.Thread(target=ring.allreduce, args=(data,)) for ring, data in zip(rings, buffers, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert all((data == 6 * np.arange(size)).all() for data in buffers)
+    for pair in pairs:
+        for end in pair:
+            end.close()
 
 
 def turns(times: list[list[float]]) -> list[list[list[SumsResult]]]:

@@ -268,6 +268,7 @@ def rails(
     width: Annotated[int, typer.Option(help="Of the trained network's hidden layers.")] = 1024,
     series: Annotated[int, typer.Option(help="Sums, of a quarter of --cut-bytes, one after another while the last "
                                         "plane fails and comes back; 0: none.")] = 40,
+    mptcp: Annotated[bool, typer.Option("--mptcp", help="Also measure Multipath TCP over all planes.")] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="All figures as SVG, their data as "
                                              "CSV, as in papers/nezha.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds without progress after which a call gives up.")] = 30.0,
@@ -283,10 +284,11 @@ def rails(
         spec = bench.spec(
             rails=rails_, rates=rates, begin=begin, end=end, factor=factor, rounds=rounds, ranks=ranks, topo=topo,
             engine=engine_of(switch), cuts=cuts, cut_bytes=cut_bytes, timeout=timeout, algorithm=algorithm,
-            stall=stall, train=train, width=width, series=series,
+            stall=stall, train=train, width=width, series=series, mptcp=mptcp,
         )
         result = bench.run(spec, json, plot=plot, out=out)
     wrong = [row.wrong for row in result.rows] + [cut.wrong for cut in result.cuts]
+    wrong += [row.wrong for row in result.mptcp]
     wrong += [call.wrong for call in result.death.calls] if result.death is not None else []
     sys.exit(1 if any(wrong) or not all(row.alike for row in result.training) else 0)
 

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of Multipath TCP in `netfold bench rails`: a ring of plain allreduces over one connection to each neighbour.
+
+    python -m netfold.bench.ranks.mptcp TIMEOUT ADDRESS...    with RANK set, and all ranks' addresses on the first plane
+
+The kernel adds a subflow over each further plane to each connection.  Answers a line of JSON to each `MptcpCommand`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from netfold.topo.rank_program import print_message
+
+IPPROTO_MPTCP: Final = 262
+PORT: Final = 29_262
+"""Where each rank listens, in the namespace of its host."""
+_SOL_MPTCP, _MPTCP_INFO = 284, 1  # as the kernel numbers them
+
+
+class MptcpCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Time ``iterations`` sums of ``nbytes``, after one other."""
+
+    nbytes: int
+    iterations: int
+
+
+class MptcpResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to `MptcpCommand`."""
+
+    seconds: float
+    """Time of one sum."""
+    wrong: int
+    """Wrong elements of the last sum."""
+    subflows: int
+    """Of the connection to the next rank, besides its first."""
+
+
+def mptcp_socket() -> socket.socket:
+    """A socket of Multipath TCP.  Raises OSError where the kernel has none."""
+    return socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The connections of a rank: one to the next rank, one from the rank before."""
+
+    rank: int
+    size: int
+    next: socket.socket
+    before: socket.socket
+
+    def exchange(self, out: NDArray[np.int32], back: NDArray[np.int32]) -> None:
+        """Send a part to the next rank while one from the rank before arrives."""
+        sender = threading.Thread(target=self.next.sendall, args=(out.data.cast("B"),))
+        sender.start()
+        room = back.data.cast("B")
+        while room:
+            got = self.before.recv_into(room)
+            if not got:
+                raise ConnectionError(f"rank {self.rank}: the rank before has closed its connection")
+            room = room[got:]
+        sender.join()
+
+    def allreduce(self, data: NDArray[np.int32]) -> None:
+        """Sum over all ranks in place, by a ring: reduce-scatter, then all-gather."""
+        ends = [len(data) * n // self.size for n in range(self.size + 1)]
+        parts = [data[a:b] for a, b in pairwise(ends)]
+        for step in range(self.size - 1):
+            mine = parts[(self.rank - step - 1) % self.size]
+            got = np.empty_like(mine)
+            self.exchange(parts[(self.rank - step) % self.size], got)
+            mine += got
+        for step in range(self.size - 1):
+            self.exchange(parts[(self.rank + 1 - step) % self.size], parts[(self.rank - step) % self.size])
+
+
+def connect(rank: int, addresses: Sequence[str], timeout: float, listener: socket.socket) -> Ring:
+    """The connections of a rank, by its listener, once all listen: this waits for a line of input.  Raises OSError."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("", PORT))
+    listener.listen()
+    listener.settimeout(timeout)
+    print_message(rank)
+    sys.stdin.readline()
+    after = mptcp_socket()
+    after.settimeout(timeout)
+    after.connect((addresses[(rank + 1) % len(addresses)], PORT))
+    before, _ = listener.accept()
+    before.settimeout(timeout)
+    return Ring(rank, len(addresses), after, before)
+
+
+def subflows(sock: socket.socket) -> int:
+    """Subflows of a connection besides its first: mptcpi_subflows of MPTCP_INFO."""
+    return sock.getsockopt(_SOL_MPTCP, _MPTCP_INFO, 1)[0]
+
+
+def serve(rank: int, timeout: float, addresses: Sequence[str]) -> None:
+    """Execute commands until the input ends."""
+    listener = mptcp_socket()  # stays, on all planes: subflows join where something listens
+    ring = connect(rank, addresses, timeout, listener)
+    for line in sys.stdin:
+        command = msgspec.json.decode(line, type=MptcpCommand)
+        count = command.nbytes // 4
+        expected = np.full(count, sum(range(1, ring.size + 1)), np.int32)
+        seconds = 0.0
+        for number in range(command.iterations + 1):
+            data = np.full(count, rank + 1, np.int32)
+            begin = time.monotonic()
+            ring.allreduce(data)
+            seconds += (time.monotonic() - begin) * (number > 0)
+        print_message(MptcpResult(seconds / command.iterations, int((data != expected).sum()), subflows(ring.next)))
+
+
+if __name__ == "__main__":
+    serve(int(os.environ["RANK"]), float(sys.argv[1]), sys.argv[2:])
