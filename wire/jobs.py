@@ -44,7 +44,7 @@ from netfold.wire.bounds import (
 from netfold.wire.roce import PATH_MTU, UDP_PORT
 
 SERVICE: Final = "netfold.Jobs"
-PROTOCOL: Final = 14
+PROTOCOL: Final = 15
 """Version of packets and messages, raised whenever one changes its meaning: sides with different versions refuse each
 other."""
 LANE_BITS: Final = (32, 16, 8)
@@ -196,6 +196,13 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str
     tcp: str
     udp_port: int = UDP_PORT
+    host: str = ""
+    """Name of its host in the fabric file, for messages; empty: no controller has planned the job."""
+
+    @property
+    def where(self) -> str:
+        """Its host's name, or its address where that is not known."""
+        return self.host or self.address
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -75,7 +75,9 @@ def before_connecting(
 
 def _shared(fabric: Fabric, job: Job) -> SharedParts:
     """The common parts of all plans of the job."""
-    peers = [Peer(rank, join.address, join.tcp, join.udp_port) for rank, join in sorted(job.joins.items())]
+    names = {host.address: host.name for host in fabric.hosts}
+    peers = [Peer(rank, join.address, join.tcp, join.udp_port, names.get(join.address, ""))
+             for rank, join in sorted(job.joins.items())]
     places: list[list[int]] = []
     order: list[int] = []
     if not job.is_group:  # the ranks of a group have those of their job

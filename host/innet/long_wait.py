@@ -38,6 +38,6 @@ def tell(who: str, plan: Plan, ask: Callable[[], MissingContributions]) -> threa
 
 def _awaited(plan: Plan, missing: MissingContributions) -> str:
     if missing.ranks:
-        addresses = ", ".join(plan.peers[rank].address for rank in missing.ranks if rank < plan.world)
-        return f"waiting for {ranks(missing.ranks)} ({addresses})"
+        hosts = ", ".join(plan.peers[rank].where for rank in missing.ranks if rank < plan.world)
+        return f"waiting for {ranks(missing.ranks)} ({hosts})"
     return f"waiting for others, and nobody knows for whom: {'; '.join(missing.why) or 'no slot waits'}"

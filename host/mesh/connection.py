@@ -21,10 +21,12 @@ FAILURE_REPORT = (1 << 64) - 1
 """Call number that marks a header as a failure report, which has no payload (``operations``)."""
 FAREWELL = FAILURE_REPORT - 1
 """Call number that marks a header as the report of a peer that it leaves in order; it has no payload either."""
+WAITING = FAREWELL - 1
+"""Call number that marks a header as the report of a peer that it has waited for long; it has no payload either."""
 STRIPED: Final = 1 << 63
 """Bit of a message header's bytes: the payload comes in parts, on lanes (``lanes``)."""
 REPORT_MARK = FAILURE_REPORT.to_bytes(8, "big")[:7]
-"""The beginning of both headers."""
+"""The beginning of these headers."""
 
 
 def text_of(field: bytes) -> str:
@@ -38,7 +40,7 @@ def printable(text: str) -> str:
 
 
 class ControlMessage(Send):
-    """A failure report, or a farewell, which nobody waits for."""
+    """A failure report, a farewell or the word of a long wait, which nobody waits for."""
 
     __slots__ = ()
 
@@ -154,6 +156,8 @@ class PeerConnection(Sending):
                     self.header_bytes = 0
                     if number == FAREWELL:
                         self.say_left(f"left {text_of(text)}")
+                    elif number == WAITING:
+                        continue
                     elif number == FAILURE_REPORT:
                         reports.append((third, second, text_of(text)))
                     else:

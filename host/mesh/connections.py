@@ -21,7 +21,7 @@ from typing import Protocol, TypeAlias
 
 from netfold.host.errors import NetFoldError, TransportError
 from netfold.host.mesh.connecting import Attempt, Connecting, Proven, Unconnected
-from netfold.host.mesh.connection import FAREWELL, HEADER, REPORT_MARK, PeerConnection, Receive, text_of
+from netfold.host.mesh.connection import FAREWELL, HEADER, REPORT_MARK, WAITING, PeerConnection, Receive, text_of
 from netfold.host.mesh.handshake import Outcome
 from netfold.host.mesh.poller import HasFileno, Poller, Registered, number_of
 from netfold.host.mesh.sockets import PeerUnreachable
@@ -55,6 +55,9 @@ class Failures(Protocol):
 
     def reported(self, who: int, whom: int, why: str) -> None:
         """Handles a failure report: the rank that reports, the rank concerned, and the reason."""
+
+    def waits(self, who: int, number: int, whom: str) -> None:
+        """Handles that a peer has waited for long: in which of its calls, and for which ranks, separated by commas."""
 
     def attached(self, link: PeerConnection) -> None:
         """Handles that a peer is connected now."""
@@ -169,7 +172,8 @@ class MeshConnections:
             pass
 
     def read(self, link: PeerConnection) -> bool:
-        """Reads what has come and is awaited, or is the header of what may be.  Returns whether any byte has."""
+        """Reads what has come and is awaited, or is the header of what may be.  Returns whether any byte has, that a
+        peer waits apart: that is no progress."""
         total = 0
         try:
             while link.socket is not None and total < BURST_BYTES:
@@ -184,8 +188,8 @@ class MeshConnections:
                         return True  # most likely no more has come
                 elif link.header_bytes < HEADER.size:
                     got = link.read_header()
-                    if link.header_bytes == HEADER.size:
-                        self._header(link)
+                    if link.header_bytes == HEADER.size and not self._header(link):
+                        total -= HEADER.size
                 else:
                     break  # held
                 if not got:
@@ -199,17 +203,21 @@ class MeshConnections:
             self.drop(link, error.strerror or str(error))
         return total > 0
 
-    def _header(self, link: PeerConnection) -> None:
-        """Handles a complete header: that of a failure report or of a message."""
+    def _header(self, link: PeerConnection) -> bool:
+        """Handles a complete header: that of a failure report or of a message.  Returns whether it is any progress."""
         if link.header.startswith(REPORT_MARK):
             number, whom, who, why = HEADER.unpack(link.header)
             link.expect_header()
+            if number == WAITING:
+                self._failures.waits(link.rank, whom, text_of(why))
+                return False
             if number == FAREWELL:
                 link.say_left(f"left {text_of(why)}")
             else:
                 self._failures.reported(who, whom, text_of(why))
         else:
             self._traffic.message(link)
+        return True
 
     # ---- connections -------------------------------------------------------------------------------------------------
     def connect(self, link: PeerConnection) -> None:

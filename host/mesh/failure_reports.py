@@ -13,8 +13,16 @@ A rank passes each loss and wait on once, when it is new to it, and repeats all 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from netfold.host.mesh.mesh import culprits
+
+
+class LongWait(NamedTuple):
+    """A peer's word that it has waited for long: in which of its calls, and for which ranks."""
+
+    number: int
+    ranks: frozenset[int]
 
 
 class FailureReports:
@@ -28,6 +36,7 @@ class FailureReports:
         """Rank that has left in order -> when and why."""
         self.waits: dict[int, set[int]] = {}
         """Waiting rank -> the ranks that it reported to wait for."""
+        self._long_waits: dict[int, LongWait] = {}
 
     @property
     def announced(self) -> bool:
@@ -54,6 +63,18 @@ class FailureReports:
     def set_own_waits(self, whoms: Sequence[int]) -> None:
         """Records the ranks that this rank itself waits for."""
         self.waits[self._rank] = set(whoms)
+
+    def add_long_wait(self, who: int, number: int, whom: str) -> None:
+        """Records that a peer has waited for long, in its call of this number, for ranks separated by commas."""
+        self._long_waits[who] = LongWait(number, frozenset(int(rank) for rank in whom.split(",") if rank.isdecimal()))
+
+    def to_name(self, number: int, awaited: Sequence[int]) -> tuple[list[int], bool]:
+        """The ranks, of those for which this one waits, that have not said that they wait themselves.  And whether this
+        one is to warn: no peer with a lower number waits for the same ones, or where there are none, for any."""
+        waiting = {who: wait.ranks for who, wait in self._long_waits.items() if wait.number == number}
+        named = [whom for whom in awaited if whom not in waiting]
+        lower = [whom for who, whom in waiting.items() if who < self._rank]
+        return named, not any(whom.issuperset(named) for whom in lower)
 
     def all(self) -> Iterator[tuple[int, int, str]]:
         """Every report as (reporting rank, rank concerned, reason); the reason of a wait is empty."""

@@ -6,10 +6,14 @@ Ranks report failures to each other over their TCP connections:
     failure report = header: FAILURE_REPORT | rank concerned | reporting rank | reason     passed on to all connected
     ranks
     farewell       = header: FAREWELL | rank that leaves | the same    | when and why      to its connected peers alone
+    long wait      = header: WAITING | call's number | rank that waits | ranks that it waits for      to the same
 
 By failure reports (``failure_reports``) every rank can name a rank that died or never called.  The report of a lost
 rank ends the operation on every rank that it reaches; after a timeout each rank reports which ranks it waits for,
 collects the reports of the others, and follows the wait-for graph to the ranks that reported nothing.
+
+Long before the timeout a rank that waits tells its peers so.  A moment later it says for whom it waits: those that do
+not wait themselves.  Where peers wait for the same ranks, the one with the lowest number warns, and the others log it.
 
 A farewell is not passed on: where it lay unread at a peer that closes, the kernel would reset that connection, and drop
 what the peer has not received of operations that had completed.  A rank that is not connected to the one that leaves
@@ -29,7 +33,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RailDown
-from netfold.host.mesh.connection import FAILURE_REPORT, FAREWELL, HEADER, TEXT_BYTES, ControlMessage, PeerConnection
+from netfold.host.mesh.connection import (
+    FAILURE_REPORT,
+    FAREWELL,
+    HEADER,
+    TEXT_BYTES,
+    WAITING,
+    ControlMessage,
+    PeerConnection,
+)
 from netfold.host.mesh.connections import MeshConnections, MeshTraffic, Spans
 from netfold.host.mesh.failure_reports import FailureReports
 from netfold.host.mesh.mesh import (
@@ -52,6 +64,9 @@ GRACE_FRACTION = 0.1
 up waits for peers that have not connected yet; at least ``REPORT_SECONDS``."""
 REPORT_SECONDS = 0.2
 """Most seconds that a rank which gives up spends on sending its failure reports."""
+
+HEAR_SECONDS = 1.0
+"""Seconds between the word of a rank that it waits, and its message for whom: the others' words come meanwhile."""
 
 SAME_ORDER_HINT = "call the same operations in the same order on every rank, then join anew"
 """Advice on a RankMismatch, for its message."""
@@ -161,7 +176,7 @@ class Operations:
         """Moves the bytes that can be moved, waiting at most the timeout until some can.  Raises as ``Mesh.wait``."""
         deadline = self.clock() + self.timeout
         most = self._slice if self._watcher is None else WATCHED_SLICE_SECONDS
-        told = watched = False
+        told = said = watched = False
         while not self.poll(min(most, deadline - self.clock())):
             if self._watcher is not None:
                 watched = self._watcher(self._moved)
@@ -170,9 +185,13 @@ class Operations:
                 self._time_out()
             if now >= deadline - self.timeout + LOST_RANK_SECONDS:
                 self._ask_controller()
-            if not (told or watched) and now >= deadline - self.timeout + WAIT_SECONDS:
-                told = True
-                self._say_awaited()
+            if not (said or watched) and now >= deadline - self.timeout + WAIT_SECONDS:
+                if not told:
+                    told = True
+                    self._tell_awaited()
+                elif now >= deadline - self.timeout + WAIT_SECONDS + HEAR_SECONDS:
+                    said = True
+                    self._say_awaited()
         self._moved = self.clock()
         if self._watcher is not None and self._moved >= self._looked + WATCHED_SLICE_SECONDS:
             self._looked = self._moved
@@ -221,6 +240,10 @@ class Operations:
             if self.call is not IDLE and rank not in self.reports.waits and self._work.awaited():
                 self._time_out()
 
+    def waits(self, who: int, number: int, whom: str) -> None:
+        """Handles a peer's word that it has waited for long, in its call of this number."""
+        self.reports.add_long_wait(who, number, whom)
+
     def report_lost(self, whom: int, why: str) -> None:
         """Records a lost rank, reports it to all peers, and ends the operation under way.  Raises PeerLost."""
         if not self.reports.add_lost(whom, why):
@@ -263,12 +286,20 @@ class Operations:
             self._drop_unconnected(*lost)
             self.report_lost(*lost)
 
+    def _tell_awaited(self) -> None:
+        """Tells the connected peers for whom this rank waits."""
+        awaited = ",".join(str(link.rank) for link in self._work.awaited())
+        self._send_report(self.plan.rank, self.call.number, awaited, kind=WAITING)
+
     def _say_awaited(self) -> None:
-        """Logs for whom this rank waits: another one may wait for itself, and says so."""
-        plan = self.plan
-        there = ", ".join(f"rank {link.rank} ({plan.peers[link.rank].address})" for link in self._work.awaited())
-        log.warning("job %r, rank %d of %d, %s, %s: nothing has moved for %g s: waiting for %s", plan.job, plan.rank,
-                    plan.world, self._name, self.call, WAIT_SECONDS, there or "nobody that is known")
+        """Logs for whom this rank waits: those that do not wait themselves, or that all wait."""
+        plan, awaited = self.plan, [link.rank for link in self._work.awaited()]
+        named, warns = self.reports.to_name(self.call.number, awaited)
+        hosts = ", ".join(plan.peers[rank].where for rank in named or awaited)
+        whom = f"{ranks(named or awaited)} ({hosts})" if awaited else "nobody that is known"
+        also = "" if named or not awaited else ", which waits, too" if len(awaited) == 1 else ", which wait, too"
+        log.log(logging.WARNING if warns else logging.INFO, "job %r, rank %d of %d, %s, %s: nothing has moved for %g "
+                "s: waiting for %s%s", plan.job, plan.rank, plan.world, self._name, self.call, WAIT_SECONDS, whom, also)
 
     def _time_out(self) -> None:
         """Handles a timeout, this rank's or a reported one: reports which ranks this one waits for, collects the

@@ -108,7 +108,7 @@ def join_rails(
             ),
             listeners=RailListeners(
                 me=f"job {job!r}, rank {rank} of {world}", job=job, note=flight.note, timeline=timeline, keep=keep,
-                addresses=[peer.address for peer in rails[0].plan.peers],
+                hosts=[peer.where for peer in rails[0].plan.peers],
             ),
             reopen=reopen,
         )

@@ -97,7 +97,7 @@ class MultiRail:
             job_error=out_of_band.job_error,
         )
         self._me = listeners.me or f"rank {rank} of {world}"
-        place = RankLabel(rank, listeners.job, self._me, listeners.addresses)
+        place = RankLabel(rank, listeners.job, self._me, listeners.hosts)
         self._rails = RailSet(rails, names, state, detector, reopen, place=place, stall=policy.stall, clock=clock)
         self._agreements = Agreements(
             self._rails, state, detector, lambda: self.shares.quickest(self._rails.live), clock

@@ -86,7 +86,7 @@ class RailListeners:
 
     me        job and rank, for errors; default: the rank
     job       the job's name, for messages
-    addresses of all ranks on the first plane, for messages
+    hosts     of all ranks, for messages
     note      called with which rail carries what share of a call, and why
     timeline  records what each rail carries when, where one was asked for
     keep      called with the rails' figures at the end, to be saved for the next run
@@ -94,7 +94,7 @@ class RailListeners:
 
     me: str = ""
     job: str = "default"
-    addresses: Sequence[str] = ()
+    hosts: Sequence[str] = ()
     note: Callable[[str], None] = lambda path: None
     timeline: Timeline | None = None
     keep: Callable[[list[Figure]], None] = lambda figures: None

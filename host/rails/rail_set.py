@@ -104,12 +104,12 @@ ReopenRail = Callable[[int, int], RailReopening]
 
 @dataclass(frozen=True)
 class RankLabel:
-    """This rank's label in messages: its job's name, job and rank in words, and the ranks' addresses on a plane."""
+    """This rank's label in messages: its job's name, job and rank in words, and the ranks' hosts."""
 
     rank: int
     job: str
     me: str
-    addresses: Sequence[str] = ()
+    hosts: Sequence[str] = ()
 
 
 class Fenced(RailDown):
@@ -322,7 +322,7 @@ class RailSet:
             self._told_of = position
         place = self._place
         there = min({place.rank, *self._detector.others} - set(missing))
-        at = ", ".join(place.addresses[rank] for rank in missing if rank < len(place.addresses))
+        at = ", ".join(place.hosts[rank] for rank in missing if rank < len(place.hosts))
         log.log(logging.WARNING if place.rank == there else logging.INFO, "%s, operation %d: nothing has moved for %g "
                 "s: waiting for %s%s; `netfold stall %s` shows where", place.me, self.number, WAIT_SECONDS,
                 ranks(missing), f" ({at})" if at else "", place.job)

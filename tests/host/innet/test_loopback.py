@@ -290,6 +290,7 @@ def test_a_rank_that_waits_for_long_says_for_whom(
     """Long before the timeout, once a wait; with the operation and what is known of the others."""
     monkeypatch.setattr(long_wait, "WAIT_NS", 10_000_000)
     monkeypatch.setattr(operations, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(operations, "HEAR_SECONDS", 0.01)
     with loopback_job(2, rail=rail, timeout=30) as comms, caplog.at_level("WARNING", "netfold"):
         work = comms[0].iallreduce(np.ones(1000, np.float32))
         wait_for(lambda: any("waiting for" in line and "operation 1" in line for line in caplog.messages))
@@ -303,14 +304,14 @@ def test_a_rank_that_waits_for_long_says_for_whom(
 def test_the_first_rank_that_is_there_says_for_whom_all_wait(caplog: pytest.LogCaptureFixture) -> None:
     """The others log the same at level INFO; a controller that lies about ranks breaks nothing."""
     caplog.set_level("INFO", "netfold")
-    peers = [Peer(rank=rank, address=f"10.0.1.{rank + 1}", tcp="") for rank in range(3)]
+    peers = [Peer(rank=rank, address=f"10.0.1.{rank + 1}", tcp="", host="h1" if rank == 0 else "") for rank in range(3)]
     for rank, missing in ((1, [0]), (2, [0]), (0, [1, 7]), (2, [])):
         plan = Plan(job="j", epoch=1, rank=rank, world=3, peers=peers, trees=[], secret=draw())
         asked = MissingContributions(missing, [] if missing else ["no controller"])
         long_wait.tell(f"rank {rank}", plan, lambda asked=asked: asked).join()
     assert [(record.levelname, record.getMessage().partition("; `")[0]) for record in caplog.records] == [
-        ("WARNING", "rank 1: no result for 10 s: waiting for rank 0 (10.0.1.1)"),
-        ("INFO", "rank 2: no result for 10 s: waiting for rank 0 (10.0.1.1)"),
+        ("WARNING", "rank 1: no result for 10 s: waiting for rank 0 (h1)"),
+        ("INFO", "rank 2: no result for 10 s: waiting for rank 0 (h1)"),
         ("WARNING", "rank 0: no result for 10 s: waiting for ranks 1, 7 (10.0.1.2)"),
         ("INFO", "rank 2: no result for 10 s: waiting for others, and nobody knows for whom: no controller"),
     ]

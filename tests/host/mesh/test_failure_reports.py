@@ -65,3 +65,42 @@ def test_the_wait_for_graph_leads_to_the_rank_that_reported_nothing() -> None:
 def test_the_wait_for_graph_ends_at_culprits(waits: dict[int, set[int]], rank: int, guilty: list[int]) -> None:
     """The ranks at fault are those that wait for nobody, or in a circle the neighbours."""
     assert culprits(waits, rank) == guilty
+
+
+def named(
+    waits: dict[int, list[int]], heard: dict[int, list[int]], *, stale: int = 0
+) -> dict[int, tuple[list[int], bool]]:
+    """By rank: whom it names, and whether it warns, where ``waits`` says who waits for whom and ``heard`` whose words
+    each has heard."""
+    said = {}
+    for rank, whom in waits.items():
+        reports = FailureReports(rank)
+        for who in heard[rank]:
+            reports.add_long_wait(who, 17 + stale, ",".join(map(str, waits[who])))
+        said[rank] = reports.to_name(17, whom)
+    return said
+
+
+def test_after_a_long_wait_those_name_a_rank_who_wait_for_it() -> None:
+    """In a ring in which rank 2 hangs, rank 3 waits for it and warns; rank 0 says that all wait."""
+    ring = {0: [4], 1: [0], 3: [2], 4: [3]}
+    said = named(ring, {0: [1, 4], 1: [0], 3: [4], 4: [3, 0]})
+    assert said[3] == ([2], True)
+    assert {rank for rank, (_, warns) in said.items() if warns} == {0, 3}
+    assert said[0] == ([], True)
+
+
+def test_one_of_those_who_wait_for_a_rank_warns() -> None:
+    """The first of them that the others have heard of, also where each waits for those that wait, too."""
+    waits = {0: [1, 2, 3], 1: [0, 2, 3], 3: [0, 1, 2]}
+    assert named(waits, {0: [1, 3], 1: [0, 3], 3: [0, 1]}) == {0: ([2], True), 1: ([2], False), 3: ([2], False)}
+    assert named(waits, {0: [], 1: [], 3: []})[3] == ([0, 1, 2], True), "who has heard nothing says all it knows"
+    assert named(waits, {0: [1, 3], 1: [0, 3], 3: [0, 1]}, stale=1)[3] == ([0, 1, 2], True), "of another operation"
+
+
+def test_of_ranks_that_wait_for_each_other_the_first_warns() -> None:
+    """A circle has nobody to blame, and is not passed over in silence; what a peer says beside numbers is nothing."""
+    assert named({0: [1], 1: [0]}, {0: [1], 1: [0]}) == {0: ([], True), 1: ([], False)}
+    reports = FailureReports(1)
+    reports.add_long_wait(0, 17, "x,-1,,\u00b2,99999999999999999999")
+    assert reports.to_name(17, [0]) == ([], False)

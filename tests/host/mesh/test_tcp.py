@@ -23,7 +23,7 @@ from netfold.host.collectives.flow import run
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
 from netfold.host.job_secret import draw
 from netfold.host.mesh import congestion_control
-from netfold.host.mesh.connection import FAILURE_REPORT, HEADER
+from netfold.host.mesh.connection import FAILURE_REPORT, HEADER, WAITING
 from netfold.host.mesh.handshake import Initiator, Outcome
 from netfold.host.mesh.mesh import Call, Mesh, Subset
 from netfold.host.mesh.sockets import connect, listen
@@ -377,6 +377,29 @@ def test_a_rank_that_gave_up_is_not_taken_for_the_lost_one(awaited: bool) -> Non
         posted = [mesh.receive(1, np.zeros(3, np.uint8))] if awaited else []
         with pytest.raises(PeerLost, match="rank 2 is lost: it was killed"), mesh.operation(call):
             mesh.wait([*posted, mesh.send(1, np.zeros(1 << 20, np.uint8))])
+
+
+def test_the_word_of_a_peer_that_waits_is_no_progress() -> None:
+    """Ranks that wait for each other tell each other so, which must not put off their timeouts."""
+    with TcpRanks(2) as tcp:
+        mesh = tcp.meshes[0]
+        operations = mesh.operations
+        where = operations.connections.listener.getsockname()
+        with socket.create_connection(where, timeout=30) as peer, ThreadPoolExecutor(1) as pool:
+
+            def greet() -> None:
+                assert prove(peer, mesh_identity(tcp.meshes[1].operations.plan), 0) == Outcome.ACCEPTED
+                peer.sendall(HEADER.pack(1, 1, 0, b"hello") + b"!")
+
+            greeting = pool.submit(greet)
+            with mesh.operation(Call(1, "hello")):
+                mesh.wait([mesh.receive(1, np.zeros(1, np.uint8))])
+            greeting.result()
+            peer.sendall(HEADER.pack(WAITING, 2, 1, b"0"))
+            moved = False
+            while operations.reports.to_name(2, [1, 3]) != ([3], True):  # until the word is there
+                moved |= operations.poll(0.1)
+            assert not moved
 
 
 def test_connections_have_the_congestion_control_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
