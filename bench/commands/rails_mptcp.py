@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`netfold bench rails --mptcp`: Multipath TCP, with which Nezha's paper compares, over the same planes.
 
-The kernel spreads one connection over subflows, one for each plane. A ring of plain sockets sums (bench/ranks/mptcp.py).
+The kernel spreads one connection over subflows, one for each plane.  A ring of plain sockets sums
+(bench/ranks/mptcp.py).
 """
 
 from __future__ import annotations
