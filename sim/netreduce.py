@@ -209,7 +209,7 @@ class Crossover:
     measured: float
     """The ratio of bandwidths inside to outside, by bisection to 0.016."""
     condition: float
-    """That of `bound`."""
+    """The ratio at which the condition of `bound` is met."""
 
 
 def bound(gpus: int) -> float:

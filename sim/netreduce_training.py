@@ -112,7 +112,7 @@ class BucketRow:
 
     machines: int
     gpus: int
-    """Of each machine."""
+    """GPUs of each machine."""
     inside: float
     card: float
     scheme: str

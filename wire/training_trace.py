@@ -57,7 +57,7 @@ class TracedCall(msgspec.Struct, frozen=True, array_like=True, tag="call"):
     takes, of all ranks together for gather and scatter."""
     dtype: Name
     asynchronous: bool
-    """Whether the program asked for a call that returns before the result is there."""
+    """True if the program asked for a call that returns before its result is ready."""
     peer: RankNumber = 0
     """Place in the group of the root, or of the other end of a message; 0 where there is none."""
 

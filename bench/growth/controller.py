@@ -77,7 +77,7 @@ class ControllerRow(msgspec.Struct, frozen=True):
     """Until a second controller has read back what all switches hold, and the ranks of the running job have
     registered."""
     restart_updates: int
-    """What it then writes: nothing, where all is in place."""
+    """Updates that it then writes: none, if all entries are in place."""
     probes: tuple[float, float]
     """One round of probes of all links, and what arrives of the one before."""
     probes_sent: int

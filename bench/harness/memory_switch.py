@@ -31,7 +31,7 @@ class MemorySwitch:
         """The switch and its port at the other end of each port's link, where there is one."""
         self.state: State = {}
         self._messages: dict[Identity, bytes] = {}
-        """What is held as P4Runtime's messages, where there is a codec."""
+        """The entries as P4Runtime's messages, if there is a codec."""
         self.updates = 0
         """Number of updates that were written."""
         self.packets: asyncio.Queue[PacketIn] = asyncio.Queue()

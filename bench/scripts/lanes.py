@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What narrow lanes save in bytes on host links, and what they cost in the quality of a training.
+"""The bytes that narrow lanes save on host links, and their cost in the quality of a training.
 
     python -m netfold.bench.scripts.lanes [--steps 120] [--path-mtu 1024]
 
 The demo's training runs in a sandbox on a leaf-spine fabric of P4 switches: with lanes of 32, 16 and 8 bits, and with
 8 bits and error feedback.  Bytes are those of Ethernet frames on the hosts' links, as the switches count them, for each
-byte of gradient; ``least`` is what payloads and headers add up to without a retransmission.
+byte of gradient; ``least`` is the sum of payloads and headers without a retransmission.
 """
 
 from __future__ import annotations

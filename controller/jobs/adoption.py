@@ -104,8 +104,9 @@ class Adoption:
         self._changed = asyncio.Event()
 
     async def borne_out(self, record: Record, shown: Secret) -> Borne:
-        """What the switches should hold of the job in a ticket, and where they do, made beside the event loop; ranks
-        that show the same ticket at once wait for the same answer.  Raises Refusal where it is of another fabric."""
+        """The desired entries of the job in a ticket, and the switches that have them, computed beside the event loop;
+        ranks that show the same ticket at once wait for the same answer.  Raises Refusal for a ticket of another
+        fabric."""
         who = f"job {record.job!r} of epoch {record.epoch}"
         if record.fabric != self._fabric.name:
             raise Refusal(Code.FAILED_PRECONDITION, f"{who} is of the fabric {record.fabric!r}: expected "

@@ -95,7 +95,7 @@ class Jobs:
 
     @property
     def is_changing(self) -> bool:
-        """Whether trees of some job are planned anew, or what they left on switches is still there."""
+        """True if trees of some job are planned anew, or their leftovers on switches are not removed yet."""
         return bool(self._recovery.background)
 
     def all(self) -> list[Job]:

@@ -118,7 +118,7 @@ class TreePlacement:
         return ""
 
     def may_move(self, job: Job) -> bool:
-        """Whether a part of the job's trees is drained, or its busiest link carries more than any one has to."""
+        """True if a part of the job's trees is drained, or if other trees could put less load on its busiest link."""
         uses = job.footprint
         return uses.crowding > uses.least + LEAST_GAIN or bool(self._drains.under(job.trees))
 

@@ -39,7 +39,7 @@ class Sample:
 
 
 class _Reduced(NamedTuple):
-    """What a job had reduced when that last changed."""
+    """The bytes that a job had reduced at the last change."""
 
     moment: float
     epoch: int

@@ -77,7 +77,7 @@ class WatchedRail(Rail, Protocol):
 
 
 class JobCounts(NamedTuple):
-    """What all rails together have done for this rank."""
+    """The work of all rails together for this rank."""
 
     operations: int = 0
     by_rail: Mapping[str, int] = {}

@@ -61,7 +61,7 @@ log = logging.getLogger("netfold")
 
 
 class TrainingTrace:
-    """What one rank has recorded, without torch.
+    """The recording of one rank, without torch.
 
     clock   seconds, from any start
     skip    steps to leave out first
@@ -78,11 +78,11 @@ class TrainingTrace:
         self._groups: dict[str, tuple[int, TracedGroup]] = {}
         self._number = 0
         self.full = False
-        """Whether all steps are there."""
+        """True once all steps are recorded."""
 
     @property
     def begun(self) -> bool:
-        """Whether a step is being recorded."""
+        """True if a step is being recorded."""
         return bool(self._events) and not self.full
 
     def called(self, kind: Kind, group: TracedGroup, nbytes: int, dtype: str, begin: float, *, asynchronous: bool,
@@ -340,8 +340,8 @@ def record(path: Path | str, *, skip: int = SKIPPED, steps: int = RECORDED) -> R
 
 
 def _has_result(work: Any) -> bool:
-    """Whether nobody would wait for a work's future: torch's own works say later than their futures that they are
-    done."""
+    """True if a wait for a work's future would return at once.  Torch's own works report their end later than their
+    futures."""
     return bool(work.is_completed() if isinstance(work, TorchWork) else work.get_future().done())
 
 

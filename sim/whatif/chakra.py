@@ -131,7 +131,7 @@ def _ordered(known: Mapping[int, ChakraNode]) -> Iterator[ChakraNode]:
 
 
 def _call(node: ChakraNode, group: TracedGroup) -> tuple[Kind, int, int]:
-    """What a node calls, the bytes of the whole buffer, and the root or peer.  ``comm_size`` is what a rank puts in."""
+    """The call of a node, the bytes of the whole buffer, and the root or peer.  ``comm_size`` is one rank's input."""
     size, number = int(node.attributes.get("comm_size", 0)), len(group.ranks)
     if node.kind != COLLECTIVE:
         other = int(node.attributes.get("comm_dst" if node.kind == SEND else "comm_src", -1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What packets and processors add to a collective's bytes.
+"""The costs of packets and processors, in addition to a collective's bytes.
 
 Processor seconds are those that the ranks of an allreduce of 64 MiB took for a GB at 1 Gb/s, 4 ranks, divided by the
 bytes that each sent (docs/torch.md, "Tensors on an accelerator"): they matter where links carry several Gb/s.  A rank
@@ -23,7 +23,7 @@ ETHERNET, TCP_HEADER = 14, 52
 
 @dataclass(frozen=True)
 class HostCosts:
-    """What hosts and packets add.  Raises ValueError for what cannot be."""
+    """The costs of hosts and packets.  Raises ValueError for impossible values."""
 
     path_mtu: int
     """Payload bytes of a folded packet."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of a training do, from what they have recorded: computing, calls of collectives, and waits for them.
+"""The program of a training's ranks, from their recordings: computing, calls of collectives, and waits for them.
 
 The calls of a group's ranks belong together in the order in which each rank makes them, as for torch.distributed.
 """
@@ -46,7 +46,7 @@ class Operation:
 
     @property
     def reduces(self) -> bool:
-        """Whether it adds up what the ranks have."""
+        """True if it adds up the ranks' data."""
         return self.kind in ("all_reduce", "reduce_scatter", "reduce")
 
     @property

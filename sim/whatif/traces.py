@@ -75,12 +75,12 @@ def _literal(text: str) -> str:
 
 
 def _numbers(path: Path) -> list[tuple[int, str]]:
-    """What sorts trace.2.et before trace.10.et."""
+    """A sort key by which trace.2.et precedes trace.10.et."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", str(path))]
 
 
 def _tree(data: bytes) -> dict[str, Any]:
-    """What a file of JSON says; nothing where it is none, or several one after another."""
+    """The object in a JSON file; empty if the file has none, or several one after another."""
     try:
         tree = msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError):

@@ -48,10 +48,10 @@ class WhatIfWay:
     lane_bits: int = 32
     planes: int = 1
     planned: bool = False
-    """Whether flows take planned paths; else those of a hash."""
+    """True if flows take planned paths; False: hashed ones."""
     gloo: bool = False
     machines: bool = False
-    """Whether ranks of a machine reduce among themselves first."""
+    """True if the ranks of a machine reduce among themselves first."""
 
 
 WAYS: Final = {way.name: way for way in (
@@ -93,7 +93,7 @@ class RankFabric:
         order = ring_along(places) if places else ring_order(
             ((a.node, b.node) for a, b in (link.ends for link in fabric.links)), self.hosts)
         self.place = {rank: place for place, rank in enumerate(order)}
-        """Of each rank, in the fabric's order."""
+        """Place of each rank, in the fabric's order."""
         count = len(self.links.capacity)
         used = list(dict.fromkeys(self.hosts))
         self._memory = {host: 2 * count + number for number, host in enumerate(used)}
@@ -195,7 +195,7 @@ class RankFabric:
 
     def _with_machines(self, kind: str, machines: Sequence[Sequence[int]], nbytes: float, between: list[Phase]
                        ) -> list[Phase]:
-        """What goes between machines, and the passes inside them before and after it."""
+        """The traffic between machines, and the passes inside them before and after it."""
         inside = len(machines[0])
         one = Phase(_some({self._memory[self.hosts[machine[0]]]: (inside - 1) * nbytes for machine in machines}),
                     (inside - 1) * self.costs.message)
