@@ -172,6 +172,7 @@ def test_without_slots_a_job_gets_a_reason_instead_of_trees(tmp_path: Path) -> N
             plans = await r.together(4)
             assert all(plan.trees == [] and "slots in a row" in plan.reason for plan in plans)
             assert [peer.address for peer in plans[0].peers] == [h.address for h in r.fabric.hosts]
+            assert [peer.where for peer in plans[0].peers] == [h.name for h in r.fabric.hosts]
             assert r.base_only()
             assert set(r.controller._allocator.used().values()) == {0}
             for plan in plans:
