@@ -7,7 +7,7 @@ these ways on a fabric of softswitches with the same links.
     python bench/scripts/whatif.py --rates 1gbit --layer-seconds 0.05      # layers sleep: no core is needed to compute
 
 ddp-cnn, ddp-transformer   DistributedDataParallel, in lanes of 32, 16 and 8 bits
-fsdp2, hsdp                fully_shard of the transformer, over all ranks, and over two replicas
+fsdp2, hsdp                fully_shard of the transformer, over all ranks, and over two replicas; -cnn: of the CNN
 
 gloo runs on a plain bridge, which is replayed as one leaf.  The error compares the replayed step with the median of the
 real ones; `last` is the mean step of the round that was recorded.  If the machine's cores are the limit, and not the
@@ -44,6 +44,8 @@ PROGRAMS: Final[dict[str, tuple[str, str, str, str]]] = {
     "ddp-transformer": ("transformer", "gloo", "netfold", "32,16,8"),
     "fsdp2": ("transformer", "fsdp2-gloo", "fsdp2", "32"),
     "hsdp": ("transformer", "hsdp-gloo", "hsdp", "32"),
+    "fsdp2-cnn": ("cnn", "fsdp2-gloo", "fsdp2", "32"),
+    "hsdp-cnn": ("cnn", "hsdp-gloo", "hsdp", "32"),
 }
 """Name -> model, the backend that is recorded, the one that is predicted, and its lanes."""
 WIDTHS: Final = {"cnn": 512, "transformer": 128}
