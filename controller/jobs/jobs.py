@@ -280,16 +280,15 @@ class Jobs:
         if request.rank in job.left:
             refuse(Code.FAILED_PRECONDITION, f"{job}: rank {request.rank} has left; join anew")
         queue = job.watchers[request.rank] = asyncio.Queue()
+        # all of it is looked up now: what comes while the rank is sent the first events stands in the queue
+        first: list[Event] = [Watching(), *job.lost.values(), *job.said.values()]
+        if job.round is not None and job.round.halt_sent and job.stands_still:
+            first.append(Halt(job.round.number, job.round.why))
+        if leaving.registered(job, request.rank):
+            first.append(Settle())
         try:
-            yield Watching()
-            for lost in list(job.lost.values()):
-                yield lost
-            for said in list(job.said.values()):
+            for said in first:
                 yield said
-            if job.round is not None and job.round.halt_sent and job.stands_still:
-                yield Halt(job.round.number, job.round.why)
-            if leaving.registered(job, request.rank):
-                yield Settle()
             while (event := await queue.get()) is not None:
                 yield event
         finally:

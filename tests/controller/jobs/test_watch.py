@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from netfold.controller import client
-from netfold.wire.jobs import SERVICE, Done, JobEndedEvent, Leave, RankLeft, RankLost, Watch
+from netfold.wire.jobs import SERVICE, Done, JobEndedEvent, Leave, RankLeft, RankLost, Watch, Watching
 from support.controller import run, until
-from support.jobs import Code, rig
+from support.jobs import Code, rig, watching
 
 
 def test_a_death_is_told_to_all_others(tmp_path: Path) -> None:
@@ -39,6 +39,26 @@ def test_a_death_is_told_to_all_others(tmp_path: Path) -> None:
             assert (job.state, "rank 1: its connection" in job.reason) == ("broken", True)
             assert (await client.status(r.fabric.jobs)).jobs[0].lost == [1]
             assert not r.base_only()
+
+    run(story())
+
+
+def test_a_death_while_a_rank_is_sent_its_first_event_is_told_once(tmp_path: Path) -> None:
+    """What happens after the rank has registered comes by its queue, and not from the job's state as well."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watchers = [await r.watch(plan) for plan in plans[1:]]
+            events = r.controller.jobs.watch(watching(plans[0]))
+            assert await anext(events) == Watching()
+            for rank in (1, 2):
+                watchers[rank - 1].die()
+                event = await watchers[2].next()
+                assert isinstance(event, RankLost)
+                assert event.rank == rank
+                assert await anext(events) == event
+            await events.aclose()
 
     run(story())
 

@@ -21,7 +21,7 @@ _THERE = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY
 
 
 MOST = 16 << 20
-"""Default bound on the bytes of a file that is parsed: a fabric of 16,384 hosts has 6 MB."""
+"""Bytes of a file that is parsed, where no other bound is given: a fabric of 16,384 hosts has 6 MB."""
 
 
 def read(path: Path | str, most: int = MOST, *, regular: bool = False) -> bytes:
