@@ -42,6 +42,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(examples / "firewall.stf", made / "test.stf")
     shutil.copy(SWITCH / "tests/explain/l3.p4", made / "l3.p4")
     (made / "s1-runtime.json").write_text(json.dumps(ENTRIES))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made)
+        assert invoked("netfold fabric leafspine,2,2,8 -o lab.toml")[0] == 0
     (made / "hosts.txt").write_text("m1 address=10.9.0.1\nm2 address=10.9.0.2\n")
     call = TracedCall(0.1, 0.1, 1, "all_reduce", 0, 1 << 20, "float32", False)
     (made / "two.goal").write_text("num_ranks 2\nrank 0 {\na: send 9000b to 1\n}\nrank 1 {\nb: recv 9000b from 0\n}\n")
