@@ -42,7 +42,7 @@ GREETING: Final = 3.0
 SILENCE: Final = 5.0
 """Seconds without a greeting after which the process hangs: on a busy machine a greeting may take one or two."""
 HELD: Final = 120.0
-"""Seconds without an answer after which the event loop hangs: far more than any work in it takes, also on a busy machine."""
+"""Seconds without an answer after which the event loop hangs: far more than any work in it, on a busy machine too."""
 ANSWER: Final = HELD / 4
 """Seconds for one answer: a question that is lost on its way must not use up all of HELD."""
 
