@@ -122,6 +122,9 @@ class Standby:
                     async with asyncio.timeout(settle if self._is_dead() else None):
                         await self._changed.wait()
                 except TimeoutError:
+                    # what came while the loop stood still is handled in the turn in which the time was over
+                    if self._changed.is_set() or not self._is_dead():
+                        continue
                     return {observer.name for observer in self._observers
                             if observer.primary == 0 or self._is_ours(observer)}
         finally:

@@ -19,7 +19,7 @@ from netfold.controller.switch.election import Elections
 from netfold.controller.switch.observer import Observer
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError, Switch
-from support.controller import ScriptedServer, run, until
+from support.controller import BOUND, ScriptedServer, run, until
 
 KEY = b"k" * 32
 
@@ -106,6 +106,38 @@ def test_it_takes_over_when_most_switches_have_no_primary(tmp_path: Path) -> Non
         assert not gone.done()
         observers["spine1"].sees(False)
         assert await gone == {"leaf1", "leaf2", "spine1", "spine2"}
+
+    run(story())
+
+
+def test_what_is_seen_in_the_turn_in_which_the_wait_ends_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop stood still while a new controller took all switches: the standby takes none."""
+
+    async def story() -> None:
+        waiting, observers = standby(tmp_path)
+        loop = asyncio.get_running_loop()
+        ahead, real = [0.0], loop.time
+        monkeypatch.setattr(loop, "time", lambda: real() + ahead[0])
+        monkeypatch.setattr(module, "SETTLE", BOUND / 4)
+        gone = asyncio.create_task(waiting.wait())
+        await idle()
+        for seen in (True, False):
+            for observer in observers.values():
+                observer.sees(seen)
+            await idle()
+
+        def stand_still() -> None:
+            ahead[0] = BOUND / 2
+            for observer in observers.values():
+                loop.call_soon(observer.sees, True)
+
+        loop.call_soon(stand_still)
+        await idle()
+        assert not gone.done()
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
 
     run(story())
 
