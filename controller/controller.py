@@ -386,6 +386,7 @@ class Controller:
                 credentials=self._credentials(switch),
                 others=candidacy.others,
                 trusts=candidacy.trusts,
+                looking=candidacy.looking,
                 claim=candidacy.claim,
                 timeout=min(CONNECT_TIMEOUT, self._start_timeout),
             )

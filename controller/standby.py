@@ -71,12 +71,12 @@ class Standby:
         exposure.check(self.fabric, token=callers.exist, insecure=insecure)
         self._insecure = insecure
         self._changed = asyncio.Event()
+        key = fabric_key.load(self.fabric)  # now, rather than when it is needed
+        self._elections = {switch.name: Elections(key, switch.device_id) for switch in fabric.switches}
         make = observe or self._observer
         self._observers = [make(switch, self._changed.set) for switch in fabric.switches]
-        key = fabric_key.load(self.fabric)  # now, rather than when it is needed
         self._heartbeat = (beats or Heartbeat)(fabric.jobs, key, callers.operator_token, self._changed.set,
                                                claimed=self._is_claimed)
-        self._elections = {switch.name: Elections(key, switch.device_id) for switch in fabric.switches}
 
     async def run(self, ready: Callable[[str], None]) -> None:
         """Wait and take over, again and again, until cancelled.  Raises FabricError, PipelineError and StartError.
@@ -126,7 +126,7 @@ class Standby:
                     if self._changed.is_set() or not self._is_dead():
                         continue
                     return {observer.name for observer in self._observers
-                            if observer.primary == 0 or self._is_ours(observer)}
+                            if self._is_free(observer) or self._is_ours(observer)}
         finally:
             for task in tasks:
                 task.cancel()
@@ -138,6 +138,11 @@ class Standby:
         """True if the primary of a switch has an election id of this fabric."""
         return bool(observer.primary) and self._elections[observer.name].is_ours(observer.primary or 0)
 
+    def _is_free(self, observer: Observer) -> bool:
+        """True if a switch has no primary, or one of this fabric that only looks."""
+        return observer.primary is not None and (
+            not observer.primary or self._elections[observer.name].is_looking(observer.primary))
+
     def _is_claimed(self) -> bool:
         """True if more than half of all switches have a primary with an election id of this fabric."""
         return 2 * sum(map(self._is_ours, self._observers)) > len(self._observers)
@@ -147,8 +152,10 @@ class Standby:
         of these.  A foreign client that has one does not count while the controller is working."""
         health = self._heartbeat.health
         vacant = [observer for observer in self._observers if observer.primary is not None and (
-            health in ("gone", "hung") or observer.primary == 0 or (health != "alive" and not self._is_ours(observer)))]
+            health in ("gone", "hung") or self._is_free(observer)
+            or (health != "alive" and not self._is_ours(observer)))]
         return 2 * len(vacant) > len(self._observers)
 
     def _observer(self, switch: Switch, on_change: Callable[[], None]) -> Observer:
-        return Observer(switch.name, switch.grpc, switch.device_id, credentials.of(self.fabric, switch), on_change)
+        return Observer(switch.name, switch.grpc, switch.device_id, credentials.of(self.fabric, switch),
+                        self._elections[switch.name].looking, on_change)

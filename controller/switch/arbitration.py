@@ -6,7 +6,6 @@ Every client of a switch arbitrates, and is told who is primary now, and wheneve
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -14,11 +13,6 @@ import grpc
 from finsy.proto import p4r, rpc_code
 
 EOF: Final[object] = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
-
-
-def lowest_id() -> int:
-    """An election id of a client that only looks: below any controller's (election.py), and no two have the same."""
-    return 1 + secrets.randbelow(2**63)
 
 
 def number_of(message: p4r.Uint128) -> int:
@@ -31,10 +25,10 @@ def message_of(number: int) -> p4r.Uint128:
     return p4r.Uint128(high=number >> 64, low=number & (1 << 64) - 1)
 
 
-async def look(stream: Any, device_id: int, claim: Callable[[int], int]) -> int:
-    """Ask the switch for the highest election id that it has had, and have ``claim`` make one above it.  Raises
-    AioRpcError and ConnectionError."""
-    told = await _answer_to(stream, device_id, lowest_id())
+async def look(stream: Any, device_id: int, mine: int, claim: Callable[[int], int]) -> int:
+    """Ask the switch for the highest election id that it has had, by an id that takes it from no controller, and have
+    ``claim`` make one above it.  Raises AioRpcError and ConnectionError."""
+    told = await _answer_to(stream, device_id, mine)
     return claim(0 if told.status.code == rpc_code.OK else number_of(told.election_id))
 
 

@@ -15,11 +15,15 @@ can make it, it was made after this controller drew that id, and for this switch
 made the id: the controller claims the switch again with a higher one.
 
 With 42 bits, a stranger that tries 20,000 ids a second takes three years to find one.
+
+A client that only looks, as a standby does, has an id of 63 bits, below any controller's: a number and its seal.  BMv2
+makes it primary while there is no controller.  The next controller must not take it for a stranger.
 """
 
 from __future__ import annotations
 
 import hmac
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -30,6 +34,7 @@ from netfold.controller.switch.switch import SwitchError
 _CLOCK_BITS: Final = 44
 _SEAL_BITS: Final = 42
 _LOW_BITS: Final = 2 * _SEAL_BITS
+_LOOKING_BITS: Final = 21
 HIGHEST: Final = (1 << _CLOCK_BITS + _LOW_BITS) - 1
 """The highest election id; a foreign client that holds it cannot be outbid."""
 REMEMBERED: Final = 64
@@ -76,6 +81,21 @@ class Elections:
         covers = self._succession(number >> _LOW_BITS, other)
         return self.is_ours(number) and _same(number & (1 << _SEAL_BITS) - 1, covers)
 
+    def looking(self) -> int:
+        """An id of a client that only looks."""
+        number = 1 + secrets.randbelow((1 << _LOOKING_BITS) - 1)
+        return number << _SEAL_BITS | self._cut(b"looking\0", number)
+
+    def is_looking(self, number: int) -> bool:
+        """True if a holder of the fabric's key has made this id to look at this switch."""
+        high = number >> _SEAL_BITS
+        seal = number & (1 << _SEAL_BITS) - 1
+        return 0 < high < 1 << _LOOKING_BITS and _same(seal, self._cut(b"looking\0", high))
+
+    def is_trusted(self, number: int) -> bool:
+        """True if a holder of the fabric's key has made this id for this switch, to control it or to look."""
+        return self.is_ours(number) or self.is_looking(number)
+
     def _seal(self, clock: int) -> int:
         return self._cut(b"seal\0", clock)
 
@@ -104,6 +124,8 @@ class Candidacy:
         self.others: set[int] = set()
         """Election ids of foreign clients that were primary since this controller has pushed the program."""
 
+        self.looking = elections.looking
+
     @property
     def number(self) -> int:
         """The election id to arbitrate with; 0 before `claim`."""
@@ -111,15 +133,15 @@ class Candidacy:
 
     def claim(self, highest: int) -> int:
         """An election id above the highest one that the switch has had, which the switch tells; 0: it has had none."""
-        if highest and not self._elections.is_ours(highest):
+        if highest and not self._elections.is_trusted(highest):
             self.others.add(highest)
         self._mine.append(self._elections.above(max(highest, self._seen)))
         return self.number
 
     def trusts(self, other: int) -> bool:
-        """True if another client's id belongs to another controller of this fabric.  If another client holds one of
-        this controller's own ids, that client is foreign."""
-        return other not in self._mine and self._elections.is_ours(other)
+        """True if another client's id belongs to another controller or standby of this fabric.  If another client holds
+        one of this controller's own ids, that client is foreign."""
+        return other not in self._mine and self._elections.is_trusted(other)
 
     def yields_to(self, other: int) -> bool:
         """True if another client's id proves that it is a later controller of this fabric."""

@@ -17,7 +17,7 @@ import grpc
 from finsy.proto import p4r, p4r_grpc, rpc_code
 
 from netfold.controller.switch import channel
-from netfold.controller.switch.arbitration import EOF, lowest_id, message_of, number_of
+from netfold.controller.switch.arbitration import EOF, message_of, number_of
 
 log = logging.getLogger("netfold.controller")
 
@@ -28,21 +28,23 @@ RETRY: Final = 0.5
 class Observer:
     """Watches one switch until cancelled.
 
+    mine       makes an election id that takes the switch from no controller (`Elections.looking`)
     on_change  called when ``primary`` changes
     """
 
     def __init__(
         self, name: str, address: str, device_id: int, credentials: grpc.ChannelCredentials | None,
-        on_change: Callable[[], None],
+        mine: Callable[[], int], on_change: Callable[[], None],
     ) -> None:
         self.name = name
         self.primary: int | None = None
         """Election id of the switch's primary, if that is another client, or 0; None: the switch does not answer."""
         self.last = 0
-        """Election id of the last primary that was seen: some switches forget it."""
+        """Highest election id of a primary that was seen: some switches forget it."""
         self._address = address
         self._device_id = device_id
         self._credentials = credentials
+        self._mine = mine
         self._on_change = on_change
 
     async def run(self) -> None:
@@ -62,7 +64,7 @@ class Observer:
         async with channel.opened(self._address, self._credentials) as opened:
             stub: Any = p4r_grpc.P4RuntimeStub(opened)
             stream = stub.StreamChannel(wait_for_ready=True)
-            mine = p4r.MasterArbitrationUpdate(device_id=self._device_id, election_id=message_of(lowest_id()))
+            mine = p4r.MasterArbitrationUpdate(device_id=self._device_id, election_id=message_of(self._mine()))
             await stream.write(p4r.StreamMessageRequest(arbitration=mine))
             while (message := await stream.read()) is not EOF:
                 if message.HasField("arbitration"):
@@ -74,5 +76,5 @@ class Observer:
     def _set(self, primary: int | None) -> None:
         if primary != self.primary:
             self.primary = primary
-            self.last = primary or self.last
+            self.last = max(primary or 0, self.last)
             self._on_change()

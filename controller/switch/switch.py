@@ -92,7 +92,8 @@ class Session:
 
     Call `open` to make one; `close` may be called at any time, and twice.
 
-    election_id  to arbitrate with; 0: the switch is asked for the highest one so far, and `claim` makes one above it
+    election_id  to arbitrate with; 0: the switch is asked for the highest one so far, by an id that `looking` makes,
+                 and `claim` makes one above it
     others       election ids of strangers that were primary since the program was pushed last; sessions add to it.
                  After one the program is pushed anew, which alone clears everything: default actions, registers, meters
     trusts       whether an id is of another controller of this fabric, which leaves the program as it is
@@ -135,7 +136,8 @@ class Session:
     async def open(
         cls, name: str, address: str, *, device_id: int, pipeline: Pipeline, election_id: int, timeout: float,
         credentials: grpc.ChannelCredentials | None = None, others: set[int] | None = None,
-        claim: Callable[[int], int] = lambda highest: highest + 1, trusts: Callable[[int], bool] = lambda other: False,
+        looking: Callable[[], int] = lambda: 1, claim: Callable[[int], int] = lambda highest: highest + 1,
+        trusts: Callable[[int], bool] = lambda other: False,
     ) -> Session:
         """Connect, with TLS where there are credentials, and become primary within ``timeout`` seconds.  Raises
         SwitchError."""
@@ -143,7 +145,7 @@ class Session:
         try:
             async with asyncio.timeout(timeout):
                 await reach.until_listening(address)
-                await session._arbitrate(claim)
+                await session._arbitrate(looking, claim)
         except TimeoutError:
             await session.close()
             raise SwitchError(
@@ -185,12 +187,14 @@ class Session:
 
     # ---- the stream ----------------------------------------------------------------------------------------------
 
-    async def _arbitrate(self, claim: Callable[[int], int]) -> None:
+    async def _arbitrate(self, looking: Callable[[], int], claim: Callable[[int], int]) -> None:
         while True:
             self._stream = self._stub.StreamChannel(wait_for_ready=True)
             try:
                 if not self._election_number:
-                    self._election_number = await arbitration.look(self._stream, self._device_id, claim)
+                    self._election_number = await arbitration.look(
+                        self._stream, self._device_id, looking(), claim
+                    )
                     self._election = arbitration.message_of(self._election_number)
                 answer = await arbitration.bid(self._stream, self._device_id, self._election_number)
             except grpc.aio.AioRpcError as error:

@@ -14,7 +14,6 @@ from finsy.proto import p4r, rpc_code
 from netfold.controller import standby as module
 from netfold.controller.heartbeat import Health, Heartbeat
 from netfold.controller.standby import Standby
-from netfold.controller.switch.arbitration import lowest_id
 from netfold.controller.switch.election import Elections
 from netfold.controller.switch.observer import Observer
 from netfold.fabric.generate import leafspine
@@ -28,7 +27,7 @@ class Scripted(Observer):
     """An observer that sees what a test says."""
 
     def __init__(self, switch: Switch, on_change: Callable[[], None]) -> None:
-        super().__init__(switch.name, switch.grpc, switch.device_id, None, on_change)
+        super().__init__(switch.name, switch.grpc, switch.device_id, None, lambda: 1, on_change)
 
     async def run(self) -> None:
         """See nothing by itself."""
@@ -37,6 +36,10 @@ class Scripted(Observer):
     def sees(self, primary: bool | None) -> None:
         """From now on the switch has a primary of the fabric, or none; None: it says nothing."""
         self._set(Elections(KEY, self._device_id).above(0) if primary else None if primary is None else 0)
+
+    def is_looked_at(self) -> None:
+        """A client of this fabric that only looks becomes primary."""
+        self._set(Elections(KEY, self._device_id).looking())
 
     def is_taken(self, number: int) -> None:
         """A stranger becomes primary by this election id."""
@@ -138,6 +141,25 @@ def test_what_is_seen_in_the_turn_in_which_the_wait_ends_counts(
         assert not gone.done()
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
+
+    run(story())
+
+
+def test_who_only_looks_is_no_primary(tmp_path: Path) -> None:
+    """It takes the switches over, and knows the last controller's election ids."""
+
+    async def story() -> None:
+        waiting, observers = standby(tmp_path)
+        gone = asyncio.create_task(waiting.wait())
+        await idle()
+        for observer in observers.values():
+            observer.sees(True)
+        await idle()
+        last = {name: observer.primary for name, observer in observers.items()}
+        for observer in observers.values():
+            observer.is_looked_at()
+        assert await gone == {"leaf1", "leaf2", "spine1", "spine2"}
+        assert {name: observer.last for name, observer in observers.items()} == last
 
     run(story())
 
@@ -271,11 +293,6 @@ def test_it_serves_at_its_own_address_and_knows_the_first_ones(tmp_path: Path) -
         Standby(first)
 
 
-def test_its_election_id_is_below_that_of_any_controller() -> None:
-    """A controller's has milliseconds since 1970 in its high half."""
-    assert all(0 < lowest_id() < 1 << 64 for _ in range(100))
-
-
 @pytest.mark.parametrize(("code", "seen"), [
     (rpc_code.ALREADY_EXISTS, 2**64 + 5),
     (rpc_code.NOT_FOUND, 0),  # softswitch: nobody is
@@ -289,7 +306,7 @@ def test_a_switch_says_at_once_what_has_become_of_its_primary(tmp_path: Path, co
         server.primary = 2**64 - 1
         running = await server.serve(f"unix:{tmp_path}/s.sock")
         changed = asyncio.Event()
-        observer = Observer("leaf1", f"unix:{tmp_path}/s.sock", 1, None, changed.set)
+        observer = Observer("leaf1", f"unix:{tmp_path}/s.sock", 1, None, lambda: 1, changed.set)
         task = asyncio.create_task(observer.run())
         await until(lambda: observer.primary == 2**64 - 1)
         update = p4r.StreamMessageResponse()

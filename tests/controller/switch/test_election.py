@@ -35,6 +35,21 @@ def test_an_id_above_another_is_higher_or_the_highest() -> None:
     assert OURS.above(HIGHEST) == OURS.above(HIGHEST - 1) == HIGHEST
 
 
+def test_a_client_that_only_looks_is_below_any_controller_and_no_stranger() -> None:
+    """BMv2 makes a standby primary while there is no controller: the next one pushes no program for that."""
+    looking = OURS.looking()
+    assert 0 < looking < 1 << 63 < OURS.above(0)
+    assert OURS.is_looking(looking)
+    assert not OURS.is_ours(looking)
+    elsewhere = Elections(KEY, SPINE, lambda: NOW).looking()
+    for stranger in (THEIRS.looking(), elsewhere, looking ^ 1, looking + (1 << 42), looking << 64, OURS.above(0), 1, 0):
+        assert not OURS.is_looking(stranger)
+    candidacy = Candidacy(OURS)
+    assert candidacy.claim(looking) > looking
+    assert candidacy.trusts(looking)
+    assert not candidacy.others
+
+
 def test_only_an_id_that_covers_another_one_succeeds_it() -> None:
     """The same millisecond's id over another one does not, nor does that of another switch or key."""
     before = OURS.above(0)
