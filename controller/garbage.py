@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps Python's garbage collector from walking all of a controller's state while its event loop waits.
 
-What a controller makes when it starts it keeps to its end: entries, routes and the graph of the fabric, a million
-objects with 480 switches, which a full collection takes 0.15 s to walk.  It is left out of collections for good.
+A controller keeps the entries, the routes and the graph of the fabric from its start to its end.  With 480 switches
+these are a million objects, and a full collection takes 0.15 s to walk them.  They are left out of collections for
+good.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ QUICK: Final = FABRICS[:1]
 RANKS: Final = 64
 """Most ranks of the job, spread over the fabric's hosts."""
 STAGES: Final = ("start", "job", "link", "link back", "spine", "spine back", "status", "probes", "restart")
-"""Whose longest turns are reported."""
+"""The stages whose longest turns of the loop are reported."""
 SECONDS: Final = 900.0
 """Seconds for one fabric."""
 

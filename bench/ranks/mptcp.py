@@ -26,7 +26,7 @@ from netfold.topo.rank_program import print_message
 
 IPPROTO_MPTCP: Final = 262
 PORT: Final = 29_262
-"""Where each rank listens, in the namespace of its host."""
+"""The port at which each rank listens, in the namespace of its host."""
 _SOL_MPTCP, _MPTCP_INFO = 284, 1  # as the kernel numbers them
 
 
@@ -45,7 +45,7 @@ class MptcpResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wrong: int
     """Wrong elements of the last sum."""
     subflows: int
-    """Of the connection to the next rank, besides its first."""
+    """Subflows of the connection to the next rank, besides the first."""
 
 
 def mptcp_socket() -> socket.socket:

@@ -51,7 +51,7 @@ class TrainCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layer_seconds: float = 0.0
     """Seconds that each of these layers sleeps forward, and again backward, as if an accelerator computed it."""
     record: str = ""
-    """Where each rank records its timed steps for `netfold what-if`; empty: nowhere."""
+    """The file in which each rank records its timed steps for `netfold what-if`; empty: none."""
 
 
 class TrainResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -55,7 +55,7 @@ class EnduringCommunicator(Communicator):
         ``grow``, since the ranks may be in different ones."""
 
     def allreduce(self, array: Array, out: Array | None = None, op: ReduceOp = "sum", **how: Any) -> Array:
-        """As ``Group.allreduce``; if a rank is lost meanwhile, the reduction is still finished, as described above.
+        """Same as ``Group.allreduce``; if a rank is lost meanwhile, the reduction still ends as described above.
         Raises RanksChanged if the other ranks were in another operation."""
         if type(array) is not np.ndarray and on_device(array):
             return DeviceAllreduce(self, array, out)(op=op, **how)  # type: ignore[no-any-return]
@@ -93,7 +93,7 @@ class EnduringCommunicator(Communicator):
         return result
 
     def together(self) -> Together:
-        """As ``Group.together``; ends with RanksChanged if a rank is lost meanwhile."""
+        """Same as ``Group.together``; ends with RanksChanged if a rank is lost meanwhile."""
         self._check_begin()
         return _CountedTogether(self)
 
@@ -114,7 +114,7 @@ class EnduringCommunicator(Communicator):
         return False
 
     def shrink(self, *, timeout: float | None = None) -> RankChange:
-        """As ``Communicator.shrink``.  Other ranks may be in an operation that continues by itself: it ends with
+        """Same as ``Communicator.shrink``.  Other ranks may be in an operation that continues by itself: it ends with
         RanksChanged."""
         change = self._reform(self._done, grows=False, timeout=timeout)
         self._stuck = None
@@ -122,7 +122,7 @@ class EnduringCommunicator(Communicator):
         return change
 
     def grow(self, *, timeout: float | None = None) -> RankChange:
-        """As ``Communicator.grow``."""
+        """Same as ``Communicator.grow``."""
         change = self._reform(self._done, grows=True, timeout=timeout)
         self._stuck = None
         if change.lost:

@@ -57,7 +57,7 @@ class Together:
         self, array: Array, out: Array | None = None, op: ReduceOp = "sum", *, counts: Sequence[int] | None = None,
         dtype: str | None = None,
     ) -> Array:
-        """As ``Group.reduce_scatter``; the result is ready at the end of the block."""
+        """Same as ``Group.reduce_scatter``; the result is ready at the end of the block."""
         _check_first(self._scatter, "reduce_scatter")
         array = np.asarray(array)
         self._reduction = reduction_of(op, array, dtype)
@@ -69,7 +69,7 @@ class Together:
         return result
 
     def all_gather(self, array: Array, out: Array | None = None, *, counts: Sequence[int] | None = None) -> Array:
-        """As ``Group.all_gather``; the result is ready at the end of the block."""
+        """Same as ``Group.all_gather``; the result is ready at the end of the block."""
         _check_first(self._gather, "all_gather")
         array = np.asarray(array)
         rows = rows_with(array, counts, self._ranks.rank, self._ranks.size)

@@ -43,7 +43,7 @@ class Bystander:
         self._rounds = RecoveryRounds(self._serve)
 
     def begin(self, number: int) -> bool:
-        """As ``FoldingRail.begin``."""
+        """Same as ``FoldingRail.begin``."""
         with self._turn:
             if self._lost is not None:
                 raise self._lost
@@ -53,16 +53,16 @@ class Bystander:
             return True
 
     def halt(self, number: int) -> None:
-        """As ``FoldLoop.halt``."""
+        """Same as ``FoldLoop.halt``."""
         if self._control.resume is not None:
             self._rounds.request(number)
 
     def interrupt(self, error: NetFoldError) -> None:
-        """As ``FoldingRail.interrupt``; what is under way ends with those that fold."""
+        """Same as ``FoldingRail.interrupt``; what is under way ends with those that fold."""
         self._lost = error
 
     def uncounted(self) -> AbstractContextManager[None]:
-        """As ``FoldRail.uncounted``: it counts nothing."""
+        """Same as ``FoldRail.uncounted``: it counts nothing."""
         return nullcontext()
 
     def progress(self) -> RailStats:

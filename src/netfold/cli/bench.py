@@ -147,7 +147,7 @@ def osu_bcast(
 @app.command("parameter-server")
 def parameter_server(
     ranks: Annotated[int, typer.Option(help="Hosts of the fabric, and ranks; even.")] = 4,
-    nbytes: Annotated[str, typer.Option("--bytes", help="Of all parameters, with K or M.")] = "4M",
+    nbytes: Annotated[str, typer.Option("--bytes", help="Size of all parameters, with K or M.")] = "4M",
     rate: Annotated[str, typer.Option(help="Rate of every link, in tc's units; none: not shaped.")] = "200mbit",
     switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
     steps: Annotated[int, typer.Option("-n", "--steps", help="Timed steps in a round.")] = 5,
@@ -265,7 +265,7 @@ def rails(
                                               "size: STEM.svg and STEM.pdf.")] = None,
     train: Annotated[int, typer.Option(help="Steps of a turn of training in Horovod's manner, over each rail, all and "
                                        "gloo; 0: none.")] = 4,
-    width: Annotated[int, typer.Option(help="Of the trained network's hidden layers.")] = 1024,
+    width: Annotated[int, typer.Option(help="Width of the trained network's hidden layers.")] = 1024,
     series: Annotated[int, typer.Option(help="Sums, of a quarter of --cut-bytes, one after another while the last "
                                         "plane fails and comes back; 0: none.")] = 40,
     mptcp: Annotated[bool, typer.Option("--mptcp", help="Also measure Multipath TCP over all planes.")] = False,
@@ -378,14 +378,14 @@ def train(
                      "@fabric behind them over the fabric."),
     ] = "gloo,netfold,hook,priority",
     beside: Annotated[str, typer.Option(help="The backend that ratios are to; default: gloo, or gloo@fabric.")] = "",
-    lane_bits: Annotated[str, typer.Option("--lane-bits", help="Of netfold, hook and priority, by commas.")] = "32",
+    lane_bits: Annotated[str, typer.Option("--lane-bits", help="Lanes of netfold, hook and priority.")] = "32",
     ranks: Annotated[int, typer.Option(help="Ranks, one on each host.")] = 4,
     topo: Annotated[str, typer.Option("--topo", help="LEAVES,SPINES of the fabric.")] = "2,2",
     switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
     rate: Annotated[str, typer.Option(help="Rate of all links, the bridge's too, in tc's units, or none.")] = "100mbit",
     loss: Annotated[float, typer.Option(help="Share of packets lost on every link of the fabric, each way.")] = 0.0,
     rails_: Annotated[int, typer.Option("--rails", help="Planes of the fabric, each with links of this rate.")] = 1,
-    width: Annotated[int, typer.Option(help="Of the model; default: 1024 of the cnn, 256 of the transformer.")] = 0,
+    width: Annotated[int, typer.Option(help="Width; default: 1024 of the cnn, 256 of the transformer.")] = 0,
     layers: Annotated[int, typer.Option(help="Layers of the model that are so wide.")] = 2,
     layer_seconds: Annotated[
         float, typer.Option("--layer-seconds", help="Sleep of each layer forward, and again backward, as if an "
@@ -393,7 +393,7 @@ def train(
     ] = 0.0,
     batch: Annotated[int, typer.Option(help="Samples of a rank in a step; default: 8 images, or 2 texts.")] = 0,
     bucket_mb: Annotated[float, typer.Option("--bucket-mb", help="DistributedDataParallel's bucket_cap_mb.")] = 25.0,
-    learning_rate: Annotated[float, typer.Option("--learning-rate", help="Of SGD with a momentum of 0.9.")] = 0.05,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", help="SGD's, with a momentum of 0.9.")] = 0.05,
     steps: Annotated[int, typer.Option(help="Timed steps of a round.")] = 10,
     warmup: Annotated[int, typer.Option("-w", "--warmup", help="Steps of a round before those.")] = 2,
     rounds: Annotated[int, typer.Option(help="Times that every backend has its turn; the median counts.")] = 3,

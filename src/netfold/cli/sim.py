@@ -199,13 +199,13 @@ def goal(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The GOAL schedule, as LogGOPSim and ATLAHS read it.")],
     write: Annotated[str, typer.Option(metavar="COLLECTIVE", help="Write this collective's schedule to FILE "
                                        "instead.")] = "",
-    ranks: Annotated[int, typer.Option(min=2, help="Of the written schedule.")] = 16,
+    ranks: Annotated[int, typer.Option(min=2, help="Ranks of the written schedule.")] = 16,
     size: Annotated[int, typer.Option(min=1, help="KiB on each of these ranks.")] = 1024,
-    fabric: Annotated[str, typer.Option(help="As --fabrics of `netfold sim ethereal`; rank r is host r.")]
+    fabric: Annotated[str, typer.Option(help="A fabric of --fabrics of `netfold sim ethereal`; rank r is host r.")]
     = "leaf-spine-64",
     schemes: Annotated[str, typer.Option(help="By commas, as of `netfold sim ethereal`.")]
     = "netfold,spray-ideal,spray,ecmp",
-    seed: Annotated[int, typer.Option(help="Of what is hashed or random.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of hashes and random numbers.")] = 1,
 ) -> None:
     """Simulate a GOAL schedule of other tools, or write a collective as one for them."""
     from netfold.sim import goal as schedules

@@ -14,8 +14,8 @@ from netfold.cli.options import TOPO_FORM, Json, Topo
 
 
 def what_if(
-    trace: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="As `netfold.torch.record` was given it: the "
-                                                "files of all ranks, their folder, or that of one rank where all do "
+    trace: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="The name that `netfold.torch.record` has, "
+                                                "all ranks' files, their folder, or the file of one rank where all do "
                                                 "the same. Also PyTorch's and Chakra's execution traces.")],
     fabric: Annotated[Path | None, typer.Option("--fabric", metavar="FABRIC.toml", help="The fabric's file.")] = None,
     topo: Topo = None,
@@ -28,7 +28,7 @@ def what_if(
     message: Annotated[float, typer.Option(min=0, help="Seconds that a message costs beside its bytes, with the "
                                                      "software of both ends.")] = 25e-6,
     delay: Annotated[float, typer.Option(min=0, help="Seconds over each link.")] = 500e-9,
-    seeds: Annotated[str, typer.Option(help="Of hashed flows, by commas.")] = "1,2,3",
+    seeds: Annotated[str, typer.Option(help="Seeds of hashed flows, by commas.")] = "1,2,3",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the figure, what-if.svg and .pdf; "
                                              "default: none.")] = None,
     json: Json = False,
