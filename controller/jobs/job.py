@@ -7,24 +7,46 @@ import asyncio
 import secrets
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
+from netfold.controller.jobs.connect_step import ConnectStep
+from netfold.controller.jobs.rounds import Round
 from netfold.fabric.graph import DEFAULT_TENANT, Tenant
 from netfold.fabric.slots import Stream
 from netfold.fabric.trees import Footprint, Tree, footprint
 from netfold.rpc.limits import RateLimit
-from netfold.wire.jobs import Change, Event, Join, Plan, RankLeft, RankLost, RankReport, Secret
-
-if TYPE_CHECKING:
-    from netfold.controller.jobs.connecting import ConnectStep
-    from netfold.controller.jobs.leaving import Departure
-    from netfold.controller.jobs.reforming import Gathering
-    from netfold.controller.jobs.rounds import Round
+from netfold.wire.jobs import Change, Event, Join, Plan, RankLeft, RankLost, RankReport, Reform, Secret
 
 GROUP_MARK: Final = "#"
 """Separates a group's name from its job's name; other names of jobs may not contain it."""
 JobState = Literal["gathering", "planning", "connecting", "active", "leaving", "broken", "finished"]
 """``connecting``: its RC ranks have their first plans, and the switches wait for their queue pairs."""
+
+
+@dataclass
+class Gathering:
+    """The ranks of one incarnation that have stopped and asked to go on."""
+
+    decided: asyncio.Future[Job | None]
+    """The next incarnation; None: the job goes on as it was."""
+    asked: dict[int, Reform] = field(default_factory=dict)
+    majority_since: float | None = None
+    """Time since which more than half of the live ranks have asked; None: they have not."""
+
+
+@dataclass
+class Departure:
+    """The wait of ranks of one job that want to leave: all of them wait for the same, once (leaving.py).
+
+    A rank without a Watch stream cannot be asked, and is not waited for; one that has not registered with a new
+    controller yet will be.
+    """
+
+    pending: set[int]
+    """Ranks that may lack results."""
+    asked: set[int] = field(default_factory=set)
+    """Ranks that have been sent Settle."""
+    end: asyncio.Task[None] | None = None
 
 
 @dataclass

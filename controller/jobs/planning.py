@@ -20,7 +20,7 @@ from netfold.controller.health.liveness import Liveness
 from netfold.controller.jobs import connecting, plans, quotas, reports
 from netfold.controller.jobs import groups as group_plans
 from netfold.controller.jobs.background import Background, PlanningThread
-from netfold.controller.jobs.connecting import ConnectStep
+from netfold.controller.jobs.connect_step import ConnectStep
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.recovery import Recovery
 from netfold.controller.jobs.registry import Registry

@@ -30,7 +30,7 @@ from msgspec import structs
 from netfold.controller.health.liveness import Liveness
 from netfold.controller.jobs import plans, ticket
 from netfold.controller.jobs.background import Background, PlanningThread
-from netfold.controller.jobs.connecting import ConnectStep, reused
+from netfold.controller.jobs.connect_step import ConnectStep, reused
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.registry import Registry
 from netfold.controller.jobs.rounds import Round, next_round, rewound
@@ -168,7 +168,7 @@ class Recovery:
                 here.number = wanted
                 job.broadcast(Halt(here.number, here.why))
         elif wanted:
-            job.round = next_round(job, "the controller died while the ranks were halted")
+            job.round = next_round(job.round, job.rounds, "the controller died while the ranks were halted")
             job.round.number = wanted
             self._start(job, job.round)
         return True
@@ -176,7 +176,7 @@ class Recovery:
     async def preempt(self, job: Job, why: str) -> None:
         """Take a job's slots, in favour of one of a higher priority: its ranks halt and go on over TCP.  It keeps them
         where one of its ranks folds over switches alone, or does not stop within PREEMPTION_TIMEOUT."""
-        here = job.round = next_round(job, why)
+        here = job.round = next_round(job.round, job.rounds, why)
         here.yields = True
         self._start(job, here)
         await asyncio.wait([here.plans], timeout=PREEMPTION_TIMEOUT)
@@ -230,7 +230,7 @@ class Recovery:
     # ---- one round -----------------------------------------------------------------------------------------------
 
     def _begin(self, job: Job, why: str) -> None:
-        job.round = next_round(job, why)
+        job.round = next_round(job.round, job.rounds, why)
         self._start(job, job.round)
 
     def _start(self, job: Job, here: Round) -> None:
@@ -252,7 +252,7 @@ class Recovery:
         """Move a job by choice: all entries are written before its ranks halt; if that fails, they do not halt."""
         if job.stands_still or job.state != "active" or job.leaving or job.awaited:
             return  # another round has begun since notice() found it, or ranks have gone
-        before, here = job.round, next_round(job, why)
+        before, here = job.round, next_round(job.round, job.rounds, why)
         job.round = here
         try:
             await self._placement.move(job, here, by_choice=True)
@@ -326,7 +326,7 @@ class Recovery:
         nothing changed, where meanwhile a rank has stopped waiting for its plan, or the round has ended or got another
         number."""
         draft, resumes = copy.copy(job), dict(here.resumes)
-        draft.rounds, draft.streams = here.number, rewound(job, resumes)
+        draft.rounds, draft.streams = here.number, rewound(job.streams, resumes)
         draft.announced = draft.streams
         made = await self._thread.run(plans.make, self._fabric, self._registry.key, draft,
                                       _staying(job, draft.streams))
@@ -341,7 +341,7 @@ class Recovery:
         the trees must be planned once more, and RC ranks have been told to resume anew."""
         if here.plans.done():  # ranks have gone while the trees were planned
             return False
-        step = job.step = ConnectStep(here.number, rewound(job, here.resumes), here.changed.set)
+        step = job.step = ConnectStep(here.number, rewound(job.streams, here.resumes), here.changed.set)
         here.plans_to_connect.set_result(
             plans.before_connecting(self._fabric, self._registry.key, job, step.planned, step.number)
         )
@@ -457,7 +457,7 @@ class Recovery:
     def _fall_back(self, job: Job, here: Round) -> None:
         """Let the job go on over TCP: the first rank of each group folds, in the place of the switches, up to the last
         operation that any rank has begun.  Its entries and slots go."""
-        streams = rewound(job, here.resumes)
+        streams = rewound(job.streams, here.resumes)
         waited = time.monotonic() - here.began
         job.reason = here.why
         if not here.yields:

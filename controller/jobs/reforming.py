@@ -21,13 +21,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from msgspec import structs
 
 from netfold.controller.jobs.admission import MAX_WORLD, check_against, check_tcp, refuse
-from netfold.controller.jobs.job import Job
+from netfold.controller.jobs.job import Gathering, Job
 from netfold.fabric.graph import Tenant
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import Change, Join, RankLost, Reform
@@ -40,17 +40,6 @@ MAX_NEWCOMERS: Final = 1024
 """Most ranks that wait to join, of all jobs of a tenant."""
 Place = tuple[Job, int]
 """An incarnation, and a rank's number there."""
-
-
-@dataclass
-class Gathering:
-    """The ranks of one incarnation that have stopped and asked to go on."""
-
-    decided: asyncio.Future[Job | None]
-    """The next incarnation; None: the job goes on as it was."""
-    asked: dict[int, Reform] = field(default_factory=dict)
-    majority_since: float | None = None
-    """Time since which more than half of the live ranks have asked; None: they have not."""
 
 
 @dataclass

@@ -5,16 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from netfold.fabric.slots import Stream
 from netfold.wire.jobs import Plan, Resume
 from netfold.wire.roce import psn_age
-
-if TYPE_CHECKING:
-    from netfold.controller.jobs.job import Job
 
 
 @dataclass
@@ -47,10 +43,14 @@ class Round:
     """Set when the leftovers' resources are needed."""
 
 
-def next_round(job: Job, why: str) -> Round:
-    """The round that follows a job's last one, whose leftovers go now."""
-    before, loop = job.round, asyncio.get_running_loop()
-    number = max(job.rounds, 0 if before is None else before.number) + 1
+def next_round(before: Round | None, over: int, why: str) -> Round:
+    """The round that follows a job's last one, whose leftovers go now.
+
+    before  the last round that this controller began; None: it began none
+    over    number of the job's last round that is over
+    """
+    loop = asyncio.get_running_loop()
+    number = max(over, 0 if before is None else before.number) + 1
     here = Round(number, why, time.monotonic(), loop.create_future(), loop.create_future())
     if before is not None:
         before.hurry.set()
@@ -58,14 +58,14 @@ def next_round(job: Job, why: str) -> Round:
     return here
 
 
-def rewound(job: Job, resumes: Mapping[int, Resume]) -> list[Stream]:
+def rewound(streams: Sequence[Stream], resumes: Mapping[int, Resume]) -> list[Stream]:
     """A job's new streams, each starting at the lowest PSN whose result one of its ranks lacks."""
     lacking: dict[int, Iterator[int]] = {  # by rank, stream after stream
-        rank: iter([psn for _, psn in sorted(resumes[rank].missing.items())]) for rank in range(job.world)
+        rank: iter([psn for _, psn in sorted(resume.missing.items())]) for rank, resume in resumes.items()
     }
 
     def start(stream: Stream) -> int:
         psns = [next(lacking[rank]) for rank in stream.ranks]
         return min(psns, key=lambda psn: psn_age(psn, psns[0]))
 
-    return [replace(stream, psn=start(stream)) for stream in job.streams]
+    return [replace(stream, psn=start(stream)) for stream in streams]

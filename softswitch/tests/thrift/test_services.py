@@ -14,7 +14,8 @@ from thrift.Thrift import TApplicationException
 
 from softswitch.engine.entities import CloneSession, MeterConfig, Multicast
 from softswitch.p4runtime import entities
-from softswitch.thrift import ThriftError, entry_structs
+from softswitch.thrift import entry_structs
+from softswitch.thrift.errors import ThriftError
 from softswitch.thrift.server import ThriftServer
 from softswitch.thrift.structs import TYPES
 from switch_support.thrift import LocalSwitch, client, served

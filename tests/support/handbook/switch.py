@@ -24,6 +24,7 @@ from softswitch.p4runtime.crashes import Crashes
 from softswitch.p4runtime.listening import ListenError, check
 from softswitch.p4runtime.process import Settings, SwitchProcess
 from softswitch.stf import script
+from softswitch.thrift.errors import ThriftError
 from softswitch.tools import install
 from softswitch.trace import recording
 from softswitch.trace.page.serving import PageError, parse_address
@@ -57,7 +58,7 @@ def an_address_that_others_reach() -> None:
     check("0.0.0.0:9559", None, insecure=False)
 
 
-@scene(thrift.ThriftError)
+@scene(ThriftError)
 def thrift_is_not_installed() -> None:
     gone = {"softswitch.thrift.serving": None}
     missing = ModuleNotFoundError("No module named 'thrift'", name="thrift")

@@ -36,7 +36,8 @@ def run(options: SwitchOptions) -> None:
     from softswitch.p4runtime.process import Settings
     from softswitch.p4runtime.program import SANITIZE, Compiler
     from softswitch.p4runtime.server import Server
-    from softswitch.thrift import ThriftError, serve
+    from softswitch.thrift import serve
+    from softswitch.thrift.errors import ThriftError
 
     if (options.program is None) == (not options.no_p4):
         fail("give either a PROGRAM.p4 or --no-p4")

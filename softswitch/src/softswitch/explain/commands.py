@@ -6,8 +6,9 @@ from __future__ import annotations
 import contextlib
 import io
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
+from finsy.proto import p4i
 from thrift.Thrift import TApplicationException
 
 from softswitch.engine.engine import Engine
@@ -25,20 +26,17 @@ from softswitch.thrift.tables import Tables
 from softswitch.tools.cli.main import SwitchShell
 from softswitch.tools.cli.program import Names
 
-if TYPE_CHECKING:
-    from softswitch.explain.entries import Described
 
-
-def run(engine: Engine, program: Described, text: str) -> tuple[str, int]:
+def run(engine: Engine, p4info: p4i.P4Info, bmv2_json: str, text: str) -> tuple[str, int]:
     """Executes commands, one a line, and returns what they say in BMv2's words, and how many have failed, after which
     the real one goes on. Lines that begin with # are comments."""
-    switch = _LocalSwitch(engine, program)
+    switch = _LocalSwitch(engine, p4info, bmv2_json)
     replication = Replication(switch)
     management = Management(switch, lambda: 0, replication.forget)
     standard = _Direct(Tables(switch), Profiles(switch), State(switch), management)
     said = io.StringIO()
     with contextlib.redirect_stdout(said):  # also while the shell is made, which keeps what it finds there
-        shell = _EntriesShell(standard, _Direct(replication), _Direct(SimpleSwitch(switch)), Names(program.bmv2_json))
+        shell = _EntriesShell(standard, _Direct(replication), _Direct(SimpleSwitch(switch)), Names(bmv2_json))
         for line in text.splitlines():
             command = line.partition("#")[0].strip()
             if not command:
@@ -95,12 +93,12 @@ class _LocalSwitch:
 
     device_id = 0
 
-    def __init__(self, engine: Engine, program: Described) -> None:
+    def __init__(self, engine: Engine, p4info: p4i.P4Info, bmv2_json: str) -> None:
         digests = Digests(lambda _: None)
-        schema = Schema(program.p4info, engine)
-        digests.describe(schema.digests, program.p4info)
+        schema = Schema(p4info, engine)
+        digests.describe(schema.digests, p4info)
         self._context = Context(schema, engine, digests)
-        self._json = program.bmv2_json
+        self._json = bmv2_json
 
     def context(self) -> Context:
         """The engine and what its ids mean."""

@@ -69,7 +69,7 @@ def load(engine: Engine, program: Described, path: Path) -> tuple[list[tuple[int
             raise
         raise EntriesError(f"--entries {path}: commands of simple_switch_CLI need Apache's package thrift, which is "
                            "missing: pip install thrift") from None
-    return [], *commands.run(engine, program, text)
+    return [], *commands.run(engine, program.p4info, program.bmv2_json, text)
 
 
 def _packet_test(

@@ -14,16 +14,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from softswitch.thrift.errors import ThriftError
+
 if TYPE_CHECKING:
     from softswitch.p4runtime.server import Server
     from softswitch.thrift.server import ThriftServer
-
-
-class ThriftError(Exception):
-    """The Thrift services cannot be served; the message says why, and what to do.
-
-    Remedy: `pip install thrift`, or free the port that --thrift-port names; without that option no Thrift is served.
-    """
 
 
 def serve(server: Server, port: int, *, notifications: str | None = None) -> AbstractContextManager[ThriftServer]:

@@ -24,8 +24,8 @@ from thrift.Thrift import TApplicationException, TException, TMessageType
 from thrift.transport.TTransport import TTransportException
 
 from softswitch.engine.errors import EngineError
-from softswitch.thrift import ThriftError
 from softswitch.thrift.connection import MESSAGE_WITHIN, Connection, protocol
+from softswitch.thrift.errors import ThriftError
 from softswitch.thrift.management import Management, SimpleSwitch
 from softswitch.thrift.profiles import Profiles
 from softswitch.thrift.replication import Replication

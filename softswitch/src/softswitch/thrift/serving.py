@@ -19,7 +19,7 @@ from softswitch.p4runtime.config import Pipeline
 from softswitch.p4runtime.context import Context
 from softswitch.p4runtime.process import PortState
 from softswitch.p4runtime.server import Server
-from softswitch.thrift import ThriftError
+from softswitch.thrift.errors import ThriftError
 from softswitch.thrift.notifications import Notifications
 from softswitch.thrift.server import ThriftServer
 

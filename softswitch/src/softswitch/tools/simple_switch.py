@@ -187,7 +187,8 @@ class StandIn:
     def serve_thrift(self, server: Server, serving: contextlib.ExitStack) -> None:
         """Serves Thrift. Without the package for it, simple_switch could not be controlled at all, and ends; the one
         with P4Runtime goes on, and says so. Raises StartError."""
-        from softswitch.thrift import ThriftError, serve
+        from softswitch.thrift import serve
+        from softswitch.thrift.errors import ThriftError
 
         port = self.general.get("thrift-port", THRIFT_PORT)
         if port > 65535:
