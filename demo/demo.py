@@ -19,9 +19,9 @@ import msgspec
 from netfold.disk import files
 from netfold.fabric.generate import FabricOptions, leafspine
 from netfold.fabric.graph import Engine, Fabric
-from netfold.topo import listeners, sandbox
-from netfold.topo.failures import FabricFailed
-from netfold.topo.mininet_path import MininetMissing
+from netfold.topo.network import listeners, sandbox
+from netfold.topo.network.mininet_path import MininetMissing
+from netfold.topo.processes.failures import FabricFailed
 from netfold.topo.rxe import packages
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from netfold.demo.measure import DemoMeasurement
     from netfold.demo.report import DemoReport
     from netfold.demo.train import LaneBits, Rail
-    from netfold.topo.net import Network
+    from netfold.topo.network.net import Network
 
 
 class Scale(NamedTuple):
@@ -148,7 +148,7 @@ def _run(
     from netfold.demo import measure, train
     from netfold.demo import report as reports
     from netfold.topo.fault_service import FaultService
-    from netfold.topo.net import Network
+    from netfold.topo.network.net import Network
     from netfold.topo.rxe.hosts import Guests
 
     out.mkdir(parents=True, exist_ok=True)
@@ -246,7 +246,7 @@ def _stay(network: Network, spec: train.TrainingSpec, page: str, console: Consol
     break; virtual machines, which take long to start a training, stand idle.  Raises SwitchFailed, ControllerFailed
     where the fabric ends before."""
     from netfold.demo import measure
-    from netfold.topo.failures import RankFailed
+    from netfold.topo.processes.failures import RankFailed
 
     on = ", and trains on" if trains else ""
     console.print(f"\nthe fabric stays open, its page at {page}{on}: Ctrl-C ends it")

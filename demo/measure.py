@@ -18,14 +18,14 @@ from netfold.demo import report as reports
 from netfold.demo import train, turns
 from netfold.demo.report import AllreduceTime, NicTotals, Traffic, TreeTotals
 from netfold.demo.train import LaneBits, TrainingResult, TrainingSpec
-from netfold.topo.allreduce_rank import RankSetup, Timing, TimingCommand
-from netfold.topo.failures import RankFailed
+from netfold.topo.processes.allreduce_rank import RankSetup, Timing, TimingCommand
+from netfold.topo.processes.failures import RankFailed
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from netfold.topo.net import Network
-    from netfold.topo.ranks import Ranks
+    from netfold.topo.network.net import Network
+    from netfold.topo.processes.ranks import Ranks
     from netfold.topo.rxe.counts import NicCounts
     from netfold.topo.rxe.hosts import Guests
 
@@ -186,7 +186,7 @@ def _time_allreduce(network: Network, way: str, elements: int, lane_bits: LaneBi
     """Seconds of one allreduce on the slowest rank, the mean of several.  Raises RankFailed."""
     setup = RankSetup(len(network.fabric.hosts), [way], lane_bits, timeout=TIMING_SECONDS / 3)
     words = [msgspec.json.encode(word).decode() for word in (setup, _command(way, elements))]
-    ranks = network.launch([sys.executable, "-m", "netfold.topo.allreduce_rank", *words], job=f"timing-{way}")
+    ranks = network.launch([sys.executable, "-m", "netfold.topo.processes.allreduce_rank", *words], job=f"timing-{way}")
     return max(msgspec.json.decode(lines[-1], type=Timing).seconds for lines in ranks.wait(TIMING_SECONDS))
 
 

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.topo.rank_program import print_message
+from netfold.topo.processes.rank_program import print_message
 
 if TYPE_CHECKING:
     from netfold.host.api.communicator import Communicator

@@ -4,8 +4,8 @@
     python -m netfold.demo.turns FOLDER SPEC SETUP COMMAND...
 
 SPEC is a `TrainingSpec` as JSON, SETUP a `RankSetup`, each COMMAND a `TimingCommand`.  It prints what the training
-prints (train.py), then what `netfold.topo.allreduce_rank` prints.  Command k, from 0, is executed once the file
-FOLDER/turn-k is there.
+prints (train.py), then what `netfold.topo.processes.allreduce_rank` prints.  Command k, from 0, is executed once
+the file FOLDER/turn-k is there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 
 from netfold.demo import train
 from netfold.demo.train import TrainingSpec
-from netfold.topo.allreduce_rank import RankSetup, serve
+from netfold.topo.processes.allreduce_rank import RankSetup, serve
 
 READY: Final = "{}"
 """The line that a rank prints once it has joined all jobs that it times."""

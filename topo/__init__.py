@@ -4,6 +4,6 @@
 Importing this package makes Debian's ``mininet`` importable (mininet_path.py); nothing else happens.
 """
 
-from netfold.topo import mininet_path
+from netfold.topo.network import mininet_path
 
 mininet_path.install()

@@ -19,12 +19,13 @@ from typing import Final, Self
 
 from netfold.fabric.graph import bits_per_second
 from netfold.rpc import local
-from netfold.topo import fault_targets, packet_recording, packet_sockets
-from netfold.topo.fault_board import FaultRefused
-from netfold.topo.fault_plans import FaultPlans
-from netfold.topo.fault_server import FaultServer
-from netfold.topo.fault_targets import FabricLinkAt
-from netfold.topo.net import Network
+from netfold.topo.captures import packet_recording, packet_sockets
+from netfold.topo.faults import targets as fault_targets
+from netfold.topo.faults.board import FaultRefused
+from netfold.topo.faults.plans import FaultPlans
+from netfold.topo.faults.server import FaultServer
+from netfold.topo.faults.targets import FabricLinkAt
+from netfold.topo.network.net import Network
 from netfold.wire import faults
 
 KEY_BYTES: Final = 24

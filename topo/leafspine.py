@@ -35,9 +35,9 @@ def _find_netfold() -> None:
 
 _find_netfold()
 
-from netfold.topo.switches import Bmv2Switch, SoftSwitch  # noqa: E402
-from netfold.topo.topology import LeafSpine  # noqa: E402
-from netfold.topo.wiring import FabricHost  # noqa: E402
+from netfold.topo.network.switches import Bmv2Switch, SoftSwitch  # noqa: E402
+from netfold.topo.network.topology import LeafSpine  # noqa: E402
+from netfold.topo.network.wiring import FabricHost  # noqa: E402
 
 topos = {"leafspine": LeafSpine}
 switches = {"softswitch": SoftSwitch, "bmv2": Bmv2Switch}

@@ -25,12 +25,12 @@ from netfold.fabric.generate import PLANE_NAMES as NAMES
 from netfold.fabric.graph import Fabric, Host
 from netfold.host.rails.open_mesh import PATHS_VARIABLE, PathChoice
 from netfold.host.rails.planes import RAILS_VARIABLE, Plane, parse_rails
-from netfold.topo import host_processes, listeners, sandbox
-from netfold.topo.console import Console, Stopped, stopping
-from netfold.topo.failures import FabricFailed
-from netfold.topo.host_processes import HostProcess
-from netfold.topo.mininet_path import MininetMissing
-from netfold.topo.ranks import SETTINGS, Enter, environment, in_namespaces, prepare, start
+from netfold.topo.network import host_processes, listeners, sandbox
+from netfold.topo.network.host_processes import HostProcess
+from netfold.topo.network.mininet_path import MininetMissing
+from netfold.topo.processes.console import Console, Stopped, stopping
+from netfold.topo.processes.failures import FabricFailed
+from netfold.topo.processes.ranks import SETTINGS, Enter, environment, in_namespaces, prepare, start
 from netfold.topo.run_report import RunReport
 from netfold.wire.faults import KEY_VARIABLE
 
@@ -105,7 +105,7 @@ def run_in(fabrics: Sequence[Fabric], request: RunRequest) -> int:
     from mininet.log import setLogLevel
 
     from netfold.topo.fault_service import FaultService
-    from netfold.topo.planes import Planes, side_by_side
+    from netfold.topo.network.planes import Planes, side_by_side
 
     setLogLevel("error")
     prepare(request.command, _path() | SETTINGS)
@@ -263,7 +263,7 @@ def run_at(
 @contextlib.contextmanager
 def started(places: Sequence[Place], request: RunRequest, hosts: Sequence[Host]) -> Iterator[Console]:
     """Start the ranks, one at each place; those that still run at the end of the block are killed."""
-    from netfold.topo.planes import planes_of
+    from netfold.topo.network.planes import planes_of
 
     ranks = Console(sys.stdout.buffer, sys.stderr.buffer)
     rails = rails_for(places[0].fabrics, request.rails, hosts) | paths_for(request.paths)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from netfold.fabric.graph import Fabric
-from netfold.topo import listeners, sandbox
-from netfold.topo.failures import FabricFailed
-from netfold.topo.mininet_path import MininetMissing
+from netfold.topo.network import listeners, sandbox
+from netfold.topo.network.mininet_path import MininetMissing
+from netfold.topo.processes.failures import FabricFailed
 
 
 def up(fabrics: Sequence[Fabric]) -> int:
@@ -30,7 +30,7 @@ def up(fabrics: Sequence[Fabric]) -> int:
     from mininet.log import lg, setLogLevel
 
     from netfold.topo.fault_service import FaultService
-    from netfold.topo.planes import Planes, side_by_side
+    from netfold.topo.network.planes import Planes, side_by_side
     from netfold.topo.run import FABRIC_VARIABLE
 
     setLogLevel("info")

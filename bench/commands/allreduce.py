@@ -33,8 +33,8 @@ from netfold.host.innet.core import CREDITS_VARIABLE
 from netfold.host.job_secret import draw
 from netfold.host.operation.rail import folds
 from netfold.host.operation.reduction import ReduceOp, Reduction
-from netfold.topo import sandbox
-from netfold.topo.allreduce_rank import PlainPeers, RankSetup, Timing, TimingCommand
+from netfold.topo.network import sandbox
+from netfold.topo.processes.allreduce_rank import PlainPeers, RankSetup, Timing, TimingCommand
 from netfold.wire import roce
 from netfold.wire.jobs import LANE_BITS, Peer
 
@@ -271,8 +271,8 @@ def _start_workers(spec: AllreduceSpec) -> Iterator[tuple[dict[str, Workers], li
     """Start groups of ranks, by name (`_group_of`); also yields the process numbers of the switches."""
     from netfold.bench.harness.bridge import Bridge
     from netfold.bench.harness.workers import Workers
-    from netfold.topo.net import Network, with_sockets_in
-    from netfold.topo.ranks import environment, in_namespaces
+    from netfold.topo.network.net import Network, with_sockets_in
+    from netfold.topo.processes.ranks import environment, in_namespaces
 
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
     names: dict[str, list[str]] = {}
@@ -414,12 +414,12 @@ def _group_of(name: str) -> str:
 def _command(spec: AllreduceSpec, algorithms: Sequence[str], *, controller: bool = True) -> list[str]:
     setup = RankSetup(spec.ranks, list(algorithms), spec.lane_bits, spec.seed, spec.timeout, controller,
                       spec.reduction.op, spec.reduction.element)
-    return [sys.executable, "-m", "netfold.topo.allreduce_rank", msgspec.json.encode(setup).decode()]
+    return [sys.executable, "-m", "netfold.topo.processes.allreduce_rank", msgspec.json.encode(setup).decode()]
 
 
 def _environment(bridge: Bridge, rank: int) -> dict[str, str]:
-    """The environment variables of a rank on the bridge, like `netfold.topo.ranks.environment` on a fabric."""
-    from netfold.topo.ranks import SETTINGS
+    """The environment variables of a rank on the bridge, like `topo.processes.ranks.environment` on a fabric."""
+    from netfold.topo.processes.ranks import SETTINGS
 
     return {
         "RANK": str(rank),

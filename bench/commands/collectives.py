@@ -22,7 +22,7 @@ from netfold.bench.ranks.collectives import GLOO, Cell, CollectivesResult, Colle
 from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, bits_per_second
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 
 ALGORITHMS: Final = {
     "barrier": ("innet", "dissemination"),
@@ -110,7 +110,7 @@ def run(
         raise ValueError(f"--loss {loss}: expected 0 or more, and less than 1")
     shaped = None if rate == "none" else rate
     sandbox.enter()
-    from netfold.topo.net import Network
+    from netfold.topo.network.net import Network
 
     task = CollectivesTask(cells, rounds, iterations)
     fabric = leafspine(2, 2, ranks, rate=shaped, loss=loss, engine=engine, rundir=sandbox.rundir())

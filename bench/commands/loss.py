@@ -24,8 +24,8 @@ from netfold.disk import files
 from netfold.fabric.assemble import PATH_MTU
 from netfold.fabric.graph import Engine, Fabric
 from netfold.host.innet.core import CREDITS_VARIABLE, Credits
-from netfold.topo import sandbox
-from netfold.topo.failures import FabricFailed
+from netfold.topo.network import sandbox
+from netfold.topo.processes.failures import FabricFailed
 from netfold.wire import roce
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
@@ -111,7 +111,7 @@ def run(spec: LossSpec, file: Path | None = None) -> list[LossRow]:
     """Measure in a sandbox, print the rows, and write them to ``file`` as JSON.  Raises FabricFailed."""
     sandbox.enter()
     from netfold.fabric.generate import parse
-    from netfold.topo.net import Network
+    from netfold.topo.network.net import Network
 
     rounds: dict[tuple[float, str], list[_Round]] = {each: [] for each in product(spec.losses, spec.credits)}
     with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as logs:

@@ -27,10 +27,10 @@ from netfold.bench.ranks.machines import MachinesResult, MachinesTask
 from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, bits_per_second
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 
 if TYPE_CHECKING:
-    from netfold.topo.net import Network
+    from netfold.topo.network.net import Network
 
 ALONE: Final = "folded alone"
 WAYS: Final = ("folded", "hierarchical", "ring", ALONE)
@@ -86,7 +86,7 @@ def run(
     from netfold.host.innet import netreduce_conditions
     from netfold.host.selection import cost
     from netfold.host.selection.cost import LinkCost
-    from netfold.topo.net import Network
+    from netfold.topo.network.net import Network
 
     inter = bits_per_second(rate) / 8
     ranks = machines * members

@@ -33,7 +33,7 @@ from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine
 from netfold.plots.charts import LineChart, line_charts
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 
 WAYS: Final = (FLAT, "binomial", "chain", "scatter_all_gather", HIERARCHICAL, "innet")
 """How a broadcast is made, besides gloo's."""
@@ -113,7 +113,7 @@ def run(
     ways = (*WAYS, *([GLOO] if find_spec("torch") is not None else []))
     cells = [Cell("broadcast", nbytes, way) for way in ways for nbytes in sizes_of(sizes)]
     sandbox.enter()
-    from netfold.topo.net import Network
+    from netfold.topo.network.net import Network
 
     fabric = leafspine(LEAVES, LEAVES, ranks, rate=None if rate == "none" else rate, engine=engine,
                        rundir=sandbox.rundir())

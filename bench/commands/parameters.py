@@ -25,8 +25,8 @@ from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine
 from netfold.plots.charts import BarChart, Whisker, bar_charts
-from netfold.topo import sandbox
-from netfold.topo.failures import WrongData
+from netfold.topo.network import sandbox
+from netfold.topo.processes.failures import WrongData
 
 
 class ParametersRow(msgspec.Struct, frozen=True):
@@ -123,7 +123,7 @@ def run(
         raise ValueError(f"--ranks {ranks} --rounds {rounds} --steps {steps} --bytes {nbytes}: expected an even number "
                          "of ranks, one round and step, and 1K")
     sandbox.enter()
-    from netfold.topo.net import Network
+    from netfold.topo.network.net import Network
 
     fabric = leafspine(2, 2, ranks, rate=None if rate == "none" else rate, engine=engine, rundir=sandbox.rundir())
     task = ParametersTask(ways_of(ranks), uneven(total), rounds, steps)

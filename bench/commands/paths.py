@@ -27,8 +27,8 @@ from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric, PlannerName
 from netfold.plots.charts import BarChart, PlotsMissing, Value, Whisker, bar_charts
-from netfold.topo import sandbox
-from netfold.topo.failures import FabricFailed
+from netfold.topo.network import sandbox
+from netfold.topo.processes.failures import FabricFailed
 from netfold.wire import roce
 
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
@@ -146,7 +146,7 @@ def main(spec: PathsSpec, out: Path, json: Path | None) -> int:
 
 def run(spec: PathsSpec, logs: Path) -> list[PathsResult]:
     """Measure on a fabric inside this sandbox.  Raises FabricFailed."""
-    from netfold.topo.net import Network
+    from netfold.topo.network.net import Network
 
     fabric = msgspec.structs.replace(
         leafspine(spec.leaves, spec.spines, spec.hosts, rate=spec.rate, engine=spec.switch,

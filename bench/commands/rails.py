@@ -54,12 +54,12 @@ from netfold.host.rails.planes import RAILS_VARIABLE
 from netfold.host.rails.policy import Start
 from netfold.host.rails.rail_set import STALL_SECONDS
 from netfold.host.selection.peers import ALGORITHM_VARIABLE, KNOWN
-from netfold.topo import sandbox
-from netfold.topo.failures import FabricFailed
+from netfold.topo.network import sandbox
+from netfold.topo.processes.failures import FabricFailed
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
     from netfold.bench.harness.workers import Workers
-    from netfold.topo.planes import Planes
+    from netfold.topo.network.planes import Planes
 
 BACK_SECONDS = 30.0
 """Seconds in which a rail must be used again after its plane is back."""
@@ -161,7 +161,7 @@ def run(
     sandbox.enter()
     from mininet.log import setLogLevel
 
-    from netfold.topo.planes import Planes, on_plane
+    from netfold.topo.network.planes import Planes, on_plane
 
     setLogLevel("error")
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
@@ -215,7 +215,7 @@ def _train(
 
 def _workers(spec: RailsSpec, planes: Planes, logs: Path) -> Workers:
     from netfold.bench.harness.workers import Workers
-    from netfold.topo.ranks import environment, in_namespaces
+    from netfold.topo.processes.ranks import environment, in_namespaces
 
     first = planes.networks[0]
     hosts = first.fabric.hosts

@@ -14,7 +14,7 @@ from netfold.bench.ranks.rail_series import SeriesCommand, SeriesResult
 
 if TYPE_CHECKING:
     from netfold.bench.harness.workers import Workers
-    from netfold.topo.planes import Planes
+    from netfold.topo.network.planes import Planes
 
 BEFORE, WITHOUT = 0.25, 0.5
 """The plane fails after this part of the time that all calls would take over all rails, and is mended after so much

@@ -18,10 +18,10 @@ import msgspec
 
 from netfold.bench.commands.rails_report import MptcpRow
 from netfold.bench.ranks.mptcp import MptcpCommand, MptcpResult, mptcp_socket
-from netfold.topo.failures import FabricFailed
+from netfold.topo.processes.failures import FabricFailed
 
 if TYPE_CHECKING:  # Mininet may be absent
-    from netfold.topo.planes import Planes
+    from netfold.topo.network.planes import Planes
 
 
 def require() -> None:
@@ -37,7 +37,7 @@ def measure(planes: Planes, logs: Path, sizes: Sequence[int], *, rounds: int, ti
             echo: Callable[[str], None]) -> list[MptcpRow]:
     """Seconds of one sum of each size, medians of rounds.  Raises WorkerFailed, FabricFailed."""
     from netfold.bench.harness.workers import Workers
-    from netfold.topo.ranks import in_namespaces
+    from netfold.topo.processes.ranks import in_namespaces
 
     first = planes.networks[0]
     hosts = first.fabric.hosts

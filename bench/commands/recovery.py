@@ -21,11 +21,11 @@ import msgspec
 from netfold.bench.ranks.recovery import STARTED, RecoveryResult, RecoveryTask
 from netfold.disk import files
 from netfold.fabric.graph import Engine
-from netfold.topo import sandbox
-from netfold.topo.failures import FabricFailed
+from netfold.topo.network import sandbox
+from netfold.topo.processes.failures import FabricFailed
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
-    from netfold.topo.net import Network
+    from netfold.topo.network.net import Network
 
 Fault = Literal["spine", "link", "silent", "leaf", "return"]
 FAULTS: Final[Mapping[Fault, str]] = {
@@ -92,7 +92,7 @@ def run(spec: RecoverySpec, file: Path | None = None) -> list[Pause]:
     """Measure in a sandbox, print a summary, and write all pauses to ``file`` as JSON.  Raises FabricFailed."""
     sandbox.enter()
     from netfold.fabric.generate import leafspine
-    from netfold.topo.net import Network
+    from netfold.topo.network.net import Network
 
     fabric = leafspine(2, 2, 4, rate=spec.rate, engine=spec.engine, rundir=sandbox.rundir())
     fabric = msgspec.structs.replace(fabric, probe=spec.probe)
@@ -113,7 +113,7 @@ def run(spec: RecoverySpec, file: Path | None = None) -> list[Pause]:
 
 
 def _measure(network: Network, spec: RecoverySpec, fault: Fault) -> Pause:
-    from netfold.topo.faults import FaultInjector
+    from netfold.topo.faults.injector import FaultInjector
 
     do = FaultInjector(network)
     uplink = next(end for link in network.fabric.links for end in link.ends if str(link.b).startswith("spine1"))

@@ -26,10 +26,10 @@ from netfold.sim.folding import FoldRules, fold
 from netfold.sim.packet import Transport, simulate
 from netfold.sim.placement import SCHEMES
 from netfold.sim.topology import Topology, of_fabric
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
-    from netfold.topo.net import Network
+    from netfold.topo.network.net import Network
 
 BAR: Final = 0.1
 """By which part of the real time the simulated one may differ."""
@@ -149,7 +149,7 @@ def run(*, rate: str, sizes: Sequence[int], rounds: int, delay: float) -> list[F
 
 
 def _rows(rate: str, sizes: Sequence[int], rounds: int, delay: float) -> Iterator[FoldRow]:
-    from netfold.topo.net import Network
+    from netfold.topo.network.net import Network
 
     for ((leaves, spines), numbers), loss in product(FABRICS.items(), (0.0, LOSS)):
         fabric = leafspine(leaves, spines, HOSTS, rate=rate, rundir=sandbox.rundir(), loss=loss, seed=1)

@@ -28,11 +28,11 @@ from netfold.sim.packet import PacketOutcome, Transport, simulate
 from netfold.sim.placement import SCHEMES, Placement, Scheme, place
 from netfold.sim.topology import Topology, of_fabric
 from netfold.sim.workload import COLLECTIVES, Workload, ring_all_gather, shifted_all_to_all
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from netfold.wire import roce
 
 if TYPE_CHECKING:
-    from netfold.topo.net import Network
+    from netfold.topo.network.net import Network
 
 BAR: Final = 0.15
 """By which part of the real time the simulated one may differ."""
@@ -165,7 +165,7 @@ def run(*, hosts: int, rate: str, size: float, window: int, rounds: int, json: P
 
 
 def _flows(*, hosts: int, rate: str, size: float, window: int, rounds: int) -> list[dict[str, object]]:
-    from netfold.topo.net import Network
+    from netfold.topo.network.net import Network
 
     print(f"{hosts} hosts on 2 leaves, {rate} links, {size:g} MB on each rank, "
           f"{os.cpu_count()} cores, median of {rounds} rounds")

@@ -37,12 +37,12 @@ from netfold.disk import files
 from netfold.fabric.generate import Faults
 from netfold.fabric.graph import Engine, Fabric, Tenant
 from netfold.rpc import rpc, tokens
-from netfold.topo import sandbox
-from netfold.topo.failures import FabricFailed
+from netfold.topo.network import sandbox
+from netfold.topo.processes.failures import FabricFailed
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
-    from netfold.topo.net import Network
-    from netfold.topo.ranks import Ranks
+    from netfold.topo.network.net import Network
+    from netfold.topo.processes.ranks import Ranks
 
 LEAVES, SPINES, HOSTS = 2, 2, 4
 USUAL: Final[Mapping[Engine, tuple[str, int]]] = {"softswitch": ("1gbit", 200_000), "bmv2": ("50mbit", 8_000)}
@@ -211,8 +211,8 @@ def _fabric(spec: SoakSpec, rng: random.Random, seed: int, folder: Path, faults:
 
 
 def _round(spec: SoakSpec, seed: int) -> SoakRound:
-    from netfold.topo.faults import FaultInjector
-    from netfold.topo.net import Network
+    from netfold.topo.faults.injector import FaultInjector
+    from netfold.topo.network.net import Network
 
     rng = random.Random(seed)
     each, faults = rng.choice([1, 1, 2]), rng.choice(LINKS)

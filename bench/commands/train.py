@@ -59,8 +59,8 @@ from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, FabricError, bits_per_second
 from netfold.host.rails.planes import RAILS_VARIABLE
-from netfold.topo import sandbox
-from netfold.topo.failures import FabricFailed
+from netfold.topo.network import sandbox
+from netfold.topo.processes.failures import FabricFailed
 from netfold.wire.jobs import LANE_BITS
 from netfold.wire.roce import LINK_MTUS
 
@@ -193,8 +193,8 @@ def _start_workers(spec: TrainSpec) -> Iterator[tuple[dict[str, Workers], list[i
     """Start the ranks on the fabric and on the bridge, by name; also yields the process numbers of the switches."""
     from netfold.bench.harness.bridge import Bridge
     from netfold.bench.harness.workers import Workers
-    from netfold.topo.planes import Planes, on_plane
-    from netfold.topo.ranks import SETTINGS, environment, in_namespaces
+    from netfold.topo.network.planes import Planes, on_plane
+    from netfold.topo.processes.ranks import SETTINGS, environment, in_namespaces
 
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
     command = [sys.executable, "-m", "netfold.bench.ranks.train", "rank"]

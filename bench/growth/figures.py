@@ -27,7 +27,7 @@ from netfold.bench.growth.program import ProgramRow
 from netfold.bench.harness.stalls import LongTurn
 from netfold.disk import files
 from netfold.plots.charts import LineChart, PlotsMissing, line_charts
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 
 AXES: Final[Sequence[Axis]] = get_args(Axis)
 NAMES: Final = (*AXES, "controller", "programs")

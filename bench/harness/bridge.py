@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from mininet.node import Node
 
-from netfold.topo.lifecycle import Lifecycle
-from netfold.topo.ranks import Namespaces, in_namespaces
-from netfold.topo.wiring import execute, shaper
+from netfold.topo.network.wiring import execute, shaper
+from netfold.topo.processes.lifecycle import Lifecycle
+from netfold.topo.processes.ranks import Namespaces, in_namespaces
 from netfold.wire.roce import LINK_MTUS, PATH_MTU
 
 PREFIX = "10.254.0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from netfold.topo.faults import children
+from netfold.topo.faults.injector import children
 
 
 def family(pid: int) -> list[int]:

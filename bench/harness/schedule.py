@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, get_args
 from netfold.bench.harness.stranger import Attack
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
-    from netfold.topo.faults import FaultInjector
-    from netfold.topo.ranks import Ranks
+    from netfold.topo.faults.injector import FaultInjector
+    from netfold.topo.processes.ranks import Ranks
 
 Fault = Literal["spine", "leaf", "cut", "silent", "stop", "controller", "standby", "spoof", "flood", "mesh", "service",
                 "disk"]

@@ -22,8 +22,8 @@ from netfold.wire import roce
 
 if TYPE_CHECKING:  # Mininet may be absent
     from netfold.fabric.graph import Host
-    from netfold.topo.net import Network
-    from netfold.topo.ranks import Ranks
+    from netfold.topo.network.net import Network
+    from netfold.topo.processes.ranks import Ranks
 
 RATES: Final[Mapping[Engine, Mapping[Attack, int]]] = {
     "softswitch": {"spoof": 4000, "flood": 20_000, "mesh": 200, "service": 300},

@@ -22,10 +22,10 @@ import msgspec
 from netfold.bench.ranks.survivor import Reached, SurvivorTask, Way
 from netfold.fabric.graph import Host
 from netfold.host.api.assembly import RailName
-from netfold.topo.failures import RankFailed
-from netfold.topo.lifecycle import tail
-from netfold.topo.net import Network
-from netfold.topo.ranks import Ranks
+from netfold.topo.network.net import Network
+from netfold.topo.processes.failures import RankFailed
+from netfold.topo.processes.lifecycle import tail
+from netfold.topo.processes.ranks import Ranks
 
 PATIENCE: Final = 90.0
 """Seconds within which whatever is waited for must happen, on a machine that is busy."""

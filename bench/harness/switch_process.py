@@ -14,7 +14,7 @@ from pathlib import Path
 from netfold.bench.harness.traffic import TrafficLoad
 from netfold.disk import files
 from netfold.fabric.graph import Engine
-from netfold.topo.switches import Bmv2Switch, find_program, notifications
+from netfold.topo.network.switches import Bmv2Switch, find_program, notifications
 
 BOUND = 180.0
 """Seconds for a switch to start; softswitch compiles its program then, perhaps on a busy machine."""

@@ -16,7 +16,7 @@ import msgspec
 from netfold.bench.harness.limits import Limit, limited_by, machine
 from netfold.bench.ranks.train_command import TrainResult
 from netfold.fabric.graph import Engine, bits_per_second
-from netfold.topo.failures import WrongData
+from netfold.topo.processes.failures import WrongData
 
 ON_FABRIC: Final = "@fabric"
 PLAIN: Final = ("gloo", "fsdp-gloo", "fsdp2-gloo", "hsdp-gloo")

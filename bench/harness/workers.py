@@ -12,10 +12,10 @@ from pathlib import Path
 from types import TracebackType
 
 from netfold.disk import files
-from netfold.topo.failures import FabricFailed
-from netfold.topo.forks import Forked
-from netfold.topo.lifecycle import tail, terminate
-from netfold.topo.ranks import Enter, start
+from netfold.topo.processes.failures import FabricFailed
+from netfold.topo.processes.forks import Forked
+from netfold.topo.processes.lifecycle import tail, terminate
+from netfold.topo.processes.ranks import Enter, start
 
 
 class WorkerFailed(FabricFailed):

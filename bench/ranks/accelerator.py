@@ -21,8 +21,8 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from netfold.topo.failures import WrongData
-from netfold.topo.rank_program import print_message, run_rank
+from netfold.topo.processes.failures import WrongData
+from netfold.topo.processes.rank_program import print_message, run_rank
 
 if TYPE_CHECKING:
     import torch

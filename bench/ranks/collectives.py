@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from netfold.topo.rank_program import check_data, run_rank
+from netfold.topo.processes.rank_program import check_data, run_rank
 
 GLOO = "gloo"
 """The algorithms of torch.distributed's backend."""

@@ -12,7 +12,7 @@ import time
 import msgspec
 import numpy as np
 
-from netfold.topo.rank_program import check_data, run_rank
+from netfold.topo.processes.rank_program import check_data, run_rank
 
 
 class MachinesTask(msgspec.Struct, frozen=True):

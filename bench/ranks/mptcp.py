@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.topo.rank_program import print_message
+from netfold.topo.processes.rank_program import print_message
 
 IPPROTO_MPTCP: Final = 262
 PORT: Final = 29_262

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from netfold.host.parameters.optimizers import Adam
-from netfold.topo.rank_program import check_data, run_rank
+from netfold.topo.processes.rank_program import check_data, run_rank
 
 ADAM = Adam(1e-3)
 """The optimizer, at the servers or on every rank."""

@@ -33,7 +33,7 @@ from netfold.host.operation.request import AllreduceRequest
 from netfold.host.roce.mesh import RoceMesh
 from netfold.host.selection.peers import Peers
 from netfold.rpc import rpc
-from netfold.topo.rank_program import check_data, run_rank
+from netfold.topo.processes.rank_program import check_data, run_rank
 from netfold.wire import roce
 from netfold.wire.jobs import Join, Plan, RankReport
 

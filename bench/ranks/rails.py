@@ -25,7 +25,7 @@ from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.policy import Start
 from netfold.host.rails.shares import BLOCK
 from netfold.host.selection.calibration import COST_VARIABLE
-from netfold.topo.rank_program import print_message
+from netfold.topo.processes.rank_program import print_message
 
 LARGEST = 64 << 20
 """Bytes up to which the threshold is looked for."""

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.topo.rank_program import check_data, run_rank
+from netfold.topo.processes.rank_program import check_data, run_rank
 
 STARTED: Final = "started"
 """The line that a rank prints when its first sum is done."""

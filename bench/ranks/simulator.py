@@ -23,7 +23,7 @@ from netfold.host.client.jobs import JobClient
 from netfold.host.mesh.mesh import Call, Pending
 from netfold.host.mesh.sockets import listen
 from netfold.host.roce.mesh import RoceMesh
-from netfold.topo.rank_program import check_data, run_rank
+from netfold.topo.processes.rank_program import check_data, run_rank
 from netfold.wire import roce
 from netfold.wire.jobs import Join, RankReport
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from netfold.topo.rank_program import check_data, run_rank
+from netfold.topo.processes.rank_program import check_data, run_rank
 
 if TYPE_CHECKING:
     from netfold import Communicator

@@ -25,7 +25,7 @@ from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
 from netfold.host.api.objects import share_state
 from netfold.host.errors import CollectiveTimeout, PeerLost, TreesLost
-from netfold.topo.rank_program import check_data, print_message, run_rank
+from netfold.topo.processes.rank_program import check_data, print_message, run_rank
 
 FIRST: Final = 1 << 20
 """The value of each weight at first."""

@@ -24,9 +24,9 @@ import msgspec
 
 from netfold.bench.ranks.train_command import TrainCommand, TrainResult
 from netfold.bench.ranks.trainers import Plain, TrainedModel, opened
-from netfold.topo.allreduce_rank import idle_of_all
-from netfold.topo.failures import WrongData
-from netfold.topo.rank_program import print_message, run_rank
+from netfold.topo.processes.allreduce_rank import idle_of_all
+from netfold.topo.processes.failures import WrongData
+from netfold.topo.processes.rank_program import print_message, run_rank
 
 if TYPE_CHECKING:
     import torch

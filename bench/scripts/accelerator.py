@@ -30,7 +30,7 @@ from typing import Any, Final
 from netfold.bench.harness.processors import cpu_seconds
 from netfold.bench.ranks.accelerator import CHECKS
 from netfold.fabric.generate import leafspine
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 
 READY_SECONDS: Final = 90.0
 WARMUP: Final = 2
@@ -134,8 +134,8 @@ class Stage:
         """Ranks on a fabric of two leaves and two spines, and on a bridge."""
         from netfold.bench.harness.bridge import Bridge
         from netfold.bench.harness.workers import Workers
-        from netfold.topo.net import Network
-        from netfold.topo.ranks import SETTINGS, environment, in_namespaces
+        from netfold.topo.network.net import Network
+        from netfold.topo.processes.ranks import SETTINGS, environment, in_namespaces
         from netfold.wire.roce import LINK_MTUS
 
         logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))

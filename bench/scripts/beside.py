@@ -37,7 +37,7 @@ import msgspec
 
 from netfold.fabric.generate import leafspine
 from netfold.rpc.channel import aio_channel
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from netfold.wire import roce
 from netfold.wire.jobs import SERVICE, Done, GroupOf, Join, Leave, Plan
 
@@ -47,8 +47,8 @@ SMALL = 2000
 
 if TYPE_CHECKING:
     from netfold.fabric.graph import Fabric
-    from netfold.topo.net import Network
-    from netfold.topo.ranks import Ranks
+    from netfold.topo.network.net import Network
+    from netfold.topo.processes.ranks import Ranks
 
 
 def main() -> None:
@@ -64,14 +64,14 @@ def main() -> None:
     parser.add_argument("--rank", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        from netfold.topo.rank_program import run_rank
+        from netfold.topo.processes.rank_program import run_rank
 
         run_rank({"sums": sums, "groups": groups, "waits": waits}[options.rank], options)
         return
     sandbox.enter()
     from mininet.log import setLogLevel
 
-    from netfold.topo.net import Network
+    from netfold.topo.network.net import Network
 
     setLogLevel("error")
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))

@@ -33,7 +33,7 @@ import numpy as np
 from netfold.bench.harness.switch_process import BOUND
 from netfold.controller.controller import Controller
 from netfold.fabric.generate import leafspine
-from netfold.topo.switches import Bmv2Switch, find_program, notifications
+from netfold.topo.network.switches import Bmv2Switch, find_program, notifications
 from netfold.wire import roce
 from netfold.wire.jobs import Join, RankStream
 

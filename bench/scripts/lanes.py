@@ -19,7 +19,7 @@ import msgspec
 
 from netfold.demo import train
 from netfold.fabric.generate import leafspine
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from netfold.wire import roce
 
 RANKS = 4
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--path-mtu", type=int, default=roce.PATH_MTU, choices=roce.PATH_MTUS)
     options = parser.parse_args()
     sandbox.enter()
-    from netfold.topo.net import Network
+    from netfold.topo.network.net import Network
 
     folder = Path(tempfile.mkdtemp(prefix="lanes-", dir=sandbox.rundir()))
     train.save_digits(folder / "digits.npz")

@@ -25,8 +25,8 @@ import msgspec
 from netfold.bench.harness.survivors import Survivors
 from netfold.disk import files
 from netfold.fabric.generate import leafspine
-from netfold.topo import sandbox
-from netfold.topo.net import Network
+from netfold.topo.network import sandbox
+from netfold.topo.network.net import Network
 
 
 def spread(seconds: list[float]) -> str:

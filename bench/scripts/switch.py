@@ -53,7 +53,7 @@ from netfold.controller.controller import Controller
 from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from netfold.wire import roce
 from netfold.wire.jobs import Join, RankStream
 

@@ -30,10 +30,10 @@ import msgspec
 from netfold.bench.harness.workers import Workers
 from netfold.disk import files
 from netfold.fabric.generate import leafspine
-from netfold.topo import sandbox
-from netfold.topo.allreduce_rank import RankSetup, Timing, TimingCommand
-from netfold.topo.net import Network
-from netfold.topo.ranks import environment
+from netfold.topo.network import sandbox
+from netfold.topo.network.net import Network
+from netfold.topo.processes.allreduce_rank import RankSetup, Timing, TimingCommand
+from netfold.topo.processes.ranks import environment
 from netfold.topo.rxe.counts import RDMA_DEVICE
 from netfold.topo.rxe.hosts import Guests
 from netfold.topo.rxe.machine import Machine
@@ -135,7 +135,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(dir=sandbox.rundir()) as folder,
         Network(fabric, logs=a.logs or Path(folder), guests=guests) as network,
         Workers(
-            "verbs", [sys.executable, "-m", "netfold.topo.allreduce_rank", setup],
+            "verbs", [sys.executable, "-m", "netfold.topo.processes.allreduce_rank", setup],
             [guests.enter(host.name) for host in fabric.hosts],
             [environment(fabric, fabric.hosts, rank, job="bench") for rank in range(a.machines)], network.logs,
         ) as workers,

@@ -18,8 +18,8 @@ from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.selection.peers import Peers
 from netfold.testing import MemoryFabric, MemoryMesh
-from netfold.topo import allreduce_rank, reduction_data
-from netfold.topo.allreduce_rank import RankSetup
+from netfold.topo.processes import allreduce_rank, reduction_data
+from netfold.topo.processes.allreduce_rank import RankSetup
 from support import needs
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))

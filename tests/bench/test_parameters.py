@@ -14,7 +14,7 @@ from netfold.bench.commands.parameters import ParametersRow, rows_of, uneven, wa
 from netfold.bench.ranks.parameters import ParametersResult, ParametersTask, StepWay, measure
 from netfold.cli.app import app
 from netfold.cli.common import CANNOT
-from netfold.topo.failures import WrongData
+from netfold.topo.processes.failures import WrongData
 
 
 def test_all_ways_make_the_same_steps() -> None:

@@ -21,7 +21,7 @@ from netfold.fabric.generate import leafspine
 from netfold.sim.placement import SCHEMES
 from netfold.sim.topology import of_fabric
 from netfold.sim.workload import COLLECTIVES
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from netfold.wire import roce
 from netfold.wire.operator import LinkStatus
 from support import needs
@@ -62,7 +62,7 @@ def test_flows_that_cannot_be_replayed_are_refused() -> None:
 def test_every_link_of_a_real_fabric_carries_what_the_simulator_says(tmp_path: Path) -> None:
     """Bytes of a pinned all-to-all on each directed link differ by a tenth at most, for ACKs and retransmissions."""
     pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
-    from netfold.topo.net import Network
+    from netfold.topo.network.net import Network
 
     fabric = leafspine(2, 2, 4, rate="100mbit", rundir=sandbox.rundir(), path_mtu=roce.PATH_MTU)
     topology = of_fabric(fabric, delay=simulator.DELAY)

@@ -18,7 +18,7 @@ from netfold.bench.commands import train
 from netfold.bench.harness import training
 from netfold.bench.ranks.train_command import TrainCommand, TrainResult
 from netfold.bench.ranks.trainers import JoinedOperations
-from netfold.topo.failures import WrongData
+from netfold.topo.processes.failures import WrongData
 
 DEFAULTS: dict[str, Any] = {
     "model": "cnn", "backends": "gloo,netfold", "beside": "", "lane_bits": "32,16", "ranks": 4, "topo": "2,2",

@@ -21,7 +21,7 @@ from netfold.fabric.file import load, save
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine
 from netfold.plain_console import Terminal
-from netfold.topo import rundir
+from netfold.topo.network import rundir
 from netfold.wire.jobs import RankReport
 from netfold.wire.operator import (
     FabricEvent,

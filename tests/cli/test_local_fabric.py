@@ -14,7 +14,7 @@ from netfold.cli.local_fabric import file_of, socket_of
 from netfold.fabric.file import save
 from netfold.fabric.generate import leafspine
 from netfold.rpc import local
-from netfold.topo import rundir
+from netfold.topo.network import rundir
 from netfold.wire import faults
 
 

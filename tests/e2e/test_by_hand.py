@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from support.snippets import ROOT
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(400)]

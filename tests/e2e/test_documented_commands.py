@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from netfold.fabric import file as fabric_file
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from support import needs
 from support.commands import FABRIC
 from support.fabrics import leafspine
@@ -20,7 +20,7 @@ from support.topo import in_sandbox
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.topo.fault_service import FaultService
-from netfold.topo.net import Network
+from netfold.topo.network.net import Network
 
 
 @pytest.mark.timeout(150)

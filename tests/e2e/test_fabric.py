@@ -15,7 +15,7 @@ import pytest
 
 from netfold.controller.switch.tables import ROUTERS
 from netfold.fabric.graph import Engine, Fabric
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from support import needs
 from support.capture import Capture
 from support.fabrics import leafspine
@@ -25,9 +25,9 @@ from support.tshark import dissect
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.demo import train
-from netfold.topo.failures import RankFailed
-from netfold.topo.net import Network
-from netfold.topo.switches import SwitchFailed
+from netfold.topo.network.net import Network
+from netfold.topo.network.switches import SwitchFailed
+from netfold.topo.processes.failures import RankFailed
 from netfold.wire import roce
 
 pytestmark = pytest.mark.timeout(300)

@@ -16,7 +16,7 @@ from netfold.fabric.generate import Faults
 from netfold.fabric.graph import Engine, Fabric
 from netfold.host.innet.core import CREDITS_VARIABLE
 from netfold.rpc import local
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from netfold.wire import faults
 from netfold.wire.operator import Status
 from support import needs
@@ -29,8 +29,8 @@ from switch_support.ports import wait_for
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.topo.fault_service import FaultService
-from netfold.topo.net import Network
-from netfold.topo.switches import thrift_port
+from netfold.topo.network.net import Network
+from netfold.topo.network.switches import thrift_port
 
 pytestmark = pytest.mark.timeout(300)
 RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from netfold.fabric.graph import Engine
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from support import needs
 from support.fabrics import leafspine
 from support.topo import ENGINES, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-from netfold.topo.net import Network
+from netfold.topo.network.net import Network
 
 pytestmark = pytest.mark.timeout(300)
 RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from netfold.fabric.graph import Engine, Fabric
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from netfold.wire import roce
 from support import needs
 from support.capture import Capture
@@ -23,7 +23,7 @@ from switch_support.client import Client
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-from netfold.topo.net import Network
+from netfold.topo.network.net import Network
 
 pytestmark = pytest.mark.timeout(300)
 RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}

@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 import pytest
 
 from netfold.fabric.graph import Engine, Fabric, Host
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from support import needs
 from support.fabrics import leafspine
 from support.topo import ENGINES, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-from netfold.topo.net import Network
-from netfold.topo.planes import Planes, side_by_side
-from netfold.topo.ranks import Ranks
+from netfold.topo.network.net import Network
+from netfold.topo.network.planes import Planes, side_by_side
+from netfold.topo.processes.ranks import Ranks
 
 T = TypeVar("T")
 

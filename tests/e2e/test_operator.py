@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from netfold.fabric.graph import Engine, Fabric
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from netfold.wire.operator import Status
 from support import needs
 from support.fabrics import leafspine
@@ -20,7 +20,7 @@ from support.topo import ENGINES, in_sandbox
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-from netfold.topo.net import Network
+from netfold.topo.network.net import Network
 
 pytestmark = pytest.mark.timeout(300)
 RATES = {"softswitch": "1gbit", "bmv2": "50mbit"}

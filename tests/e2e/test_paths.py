@@ -14,7 +14,7 @@ import pytest
 
 from netfold.controller.paths.path_service import Table
 from netfold.fabric.graph import Engine, Fabric
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from support import needs
 from support.fabrics import leafspine
 from support.topo import ENGINES, in_sandbox, program, undisturbed
@@ -22,7 +22,7 @@ from support.topo import ENGINES, in_sandbox, program, undisturbed
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.bench.commands.paths import MODES, PathsSpec, run, show, summary
-from netfold.topo.net import Network
+from netfold.topo.network.net import Network
 
 pytestmark = pytest.mark.timeout(300)
 SMALL = {

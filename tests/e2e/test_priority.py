@@ -12,7 +12,7 @@ import pytest
 
 from netfold.fabric.graph import Fabric, Tenant
 from netfold.rpc import tokens
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from netfold.wire.jobs import SERVICE, Join, Plan
 from support import needs
 from support.credentials import scopes, tenant
@@ -22,7 +22,7 @@ from support.topo import in_sandbox
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-from netfold.topo.net import Network
+from netfold.topo.network.net import Network
 
 pytestmark = pytest.mark.timeout(300)
 MOST_JOBS = 14

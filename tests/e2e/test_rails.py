@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from netfold.fabric.graph import Engine, Fabric
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from support import needs
 from support.fabrics import leafspine
 from support.topo import ENGINES, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-from netfold.topo.planes import Planes, on_plane, side_by_side
-from netfold.topo.ranks import Ranks
+from netfold.topo.network.planes import Planes, on_plane, side_by_side
+from netfold.topo.processes.ranks import Ranks
 
 pytestmark = pytest.mark.timeout(200)
 SIZES = {"softswitch": ("100mbit", 4 << 20), "bmv2": ("10mbit", 512 << 10)}

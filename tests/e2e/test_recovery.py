@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from netfold.fabric.graph import Engine, Fabric
-from netfold.topo import sandbox
-from netfold.topo.faults import FaultInjector
+from netfold.topo.faults.injector import FaultInjector
+from netfold.topo.network import sandbox
 from netfold.wire.jobs import SERVICE, Join, Plan
 from netfold.wire.operator import JobStatus, Status
 from support import needs
@@ -24,7 +24,7 @@ from support.topo import ENGINES, in_sandbox
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-from netfold.topo.net import Network
+from netfold.topo.network.net import Network
 
 pytestmark = pytest.mark.timeout(300)
 RATES = {"softswitch": "1gbit", "bmv2": "50mbit"}

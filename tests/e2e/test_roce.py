@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from netfold.fabric.graph import Engine
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from support import needs
 from support.capture import Capture
 from support.fabrics import leafspine
@@ -18,7 +18,7 @@ from support.topo import ENGINES, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-from netfold.topo.net import Network
+from netfold.topo.network.net import Network
 from netfold.wire import roce
 
 pytestmark = pytest.mark.timeout(300)

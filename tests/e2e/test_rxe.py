@@ -22,8 +22,8 @@ from netfold.demo.measure import machine_words, measure
 from netfold.demo.report import DemoReport
 from netfold.demo.train import TrainingSpec
 from netfold.fabric.graph import Engine, Fabric, Host
-from netfold.topo import sandbox
-from netfold.topo.faults import FaultInjector
+from netfold.topo.faults.injector import FaultInjector
+from netfold.topo.network import sandbox
 from netfold.wire.roce import UDP_PORT, Opcode, icrc
 from support import needs
 from support.capture import Capture
@@ -35,7 +35,7 @@ from support.tshark import dissect
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-from netfold.topo.net import Network
+from netfold.topo.network.net import Network
 from netfold.topo.rxe.counts import RDMA_DEVICE, NicCounts
 from netfold.topo.rxe.hosts import Guests
 

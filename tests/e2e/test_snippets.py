@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from support import needs, snippets
 from support.c_programs import FORKS, compiled
 from support.fabrics import leafspine
@@ -20,7 +20,7 @@ from support.topo import in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-from netfold.topo.net import Network
+from netfold.topo.network.net import Network
 
 EXAMPLES = snippets.snippets()
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

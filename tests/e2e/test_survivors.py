@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from netfold.bench.ranks.survivor import FIRST, Reached
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from support import needs
 from support.fabrics import leafspine
 from support.topo import in_sandbox
@@ -19,7 +19,7 @@ from support.topo import in_sandbox
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.bench.harness.survivors import Survivors
-from netfold.topo.net import Network
+from netfold.topo.network.net import Network
 
 pytestmark = pytest.mark.timeout(300)
 SEED = 11

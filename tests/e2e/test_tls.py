@@ -11,7 +11,7 @@ import pytest
 
 from netfold.fabric.graph import Engine
 from netfold.rpc.certificates import Certificates
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from support import needs
 from support.fabrics import leafspine
 from support.topo import ENGINES, in_sandbox, program
@@ -19,8 +19,8 @@ from switch_support.certificates import Authority
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-from netfold.topo.net import Network
-from netfold.topo.switches import SwitchFailed
+from netfold.topo.network.net import Network
+from netfold.topo.network.switches import SwitchFailed
 
 
 @pytest.mark.timeout(300)

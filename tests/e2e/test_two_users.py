@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from netfold.fabric.graph import Engine, Fabric
-from netfold.topo import sandbox
-from netfold.topo.ranks import Ranks
+from netfold.topo.network import sandbox
+from netfold.topo.processes.ranks import Ranks
 from netfold.wire import roce
 from support import needs
 from support.credentials import scopes, tenant
@@ -26,7 +26,7 @@ from support.topo import ENGINES, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-from netfold.topo.net import Network
+from netfold.topo.network.net import Network
 
 pytestmark = pytest.mark.timeout(300)
 RATES = {"softswitch": "1gbit", "bmv2": "50mbit"}

@@ -22,7 +22,7 @@ from support.steady import LOOK
 from support.topo import program
 
 if TYPE_CHECKING:  # Mininet may be absent
-    from netfold.topo.net import Network
+    from netfold.topo.network.net import Network
     from netfold.topo.rxe.hosts import Guests
 
 BOUND: Final = 900.0

@@ -30,7 +30,7 @@ _DOWNLOAD: Final = "from netfold.topo.rxe import packages; packages.kernel(); pa
 
 def _namespaces() -> str | None:
     """Tried: a virtual link in a network namespace of its own."""
-    from netfold.topo import sandbox
+    from netfold.topo.network import sandbox
 
     if sandbox.inside():
         return None
@@ -72,7 +72,7 @@ def _daemons(*names: str) -> Callable[[], str | None]:
 
 def _rxe() -> str | None:
     """Tried: packages that are not in the cache are downloaded, for a minute at most; in a sandbox they are there."""
-    from netfold.topo import sandbox
+    from netfold.topo.network import sandbox
     from netfold.topo.rxe import packages
 
     if sandbox.inside():  # which has no network: the test is in it because all was there

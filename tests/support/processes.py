@@ -15,7 +15,7 @@ import pytest
 
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric, Switch
-from netfold.topo.faults import children
+from netfold.topo.faults.injector import children
 from support.topo import ENGINES
 
 BOUND = 120.0

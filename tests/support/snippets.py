@@ -164,7 +164,7 @@ assert (folder / f"trace.rank{{dist.get_rank()}}.json").exists()
     ("docs/launchers.md", 'ray.init(runtime_env={"worker_process_setup_hook":'): Scene("alone", """
 import os
 from pathlib import Path
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 sandbox.enter()
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 told = str(Path.cwd() / "backend")

@@ -20,7 +20,7 @@ from netfold.wire.operator import JobStatus, Status
 from support.topo import program
 
 if TYPE_CHECKING:  # Mininet may be absent
-    from netfold.topo.net import Network
+    from netfold.topo.network.net import Network
 
 BOUND: Final = 150.0
 """Seconds within which everything must happen, long enough for a machine that stands still now and then."""

@@ -29,7 +29,7 @@ import pytest
 from _pytest import assertion
 from _pytest.runner import runtestprotocol
 
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from support.warm import Warm
 
 MOST_BYTES: Final = 1 << 20

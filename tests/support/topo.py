@@ -12,7 +12,7 @@ from typing import Final, ParamSpec, TypeVar
 
 import pytest
 
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from support.template import Template
 
 P = ParamSpec("P")

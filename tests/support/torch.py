@@ -21,7 +21,7 @@ import support
 from netfold.host.job_secret import draw
 from netfold.rpc import rpc
 from netfold.testing import LoopbackSwitch
-from netfold.topo.forks import Forked, Forks
+from netfold.topo.processes.forks import Forked, Forks
 from netfold.wire.jobs import (
     SERVICE,
     AllOpened,
@@ -42,7 +42,7 @@ SLOTS = 64
 SETTINGS: Final = {"OMP_NUM_THREADS": "1", "PYTEST_CURRENT_TEST": "",
                    "TORCHINDUCTOR_CACHE_DIR": f"{tempfile.gettempdir()}/torchinductor"}
 """Variables that torch._dynamo or a test sets: a program runs in a fork of a process that has the same ones
-(topo/forked_program.py)."""
+(topo/processes/forked_program.py)."""
 FORKS: Final = Forks("netfold.torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run",
                      environment=support.environment() | SETTINGS)
 """Starts programs of torch in forks of one process, which has imported what they need and has used nothing of it: 5 s

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fork servers for sandboxes (topo/fork_server.py), forked from processes of the worker that have imported everything.
+"""Fork servers for sandboxes (topo/processes/fork_server.py).
+
+They are forked from processes of the worker that have imported everything.
 
     worker --> warm process --fork--> goes into a sandbox --fork--> fork server there --fork--> switch or rank
 
@@ -16,13 +18,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from netfold.topo import forked_program, forks, ranks, switches
-from netfold.topo.forks import ChildProcess, Forked
+from netfold.topo.network import switches
+from netfold.topo.processes import forked_program, forks, ranks
+from netfold.topo.processes.forks import ChildProcess, Forked
 from support import warm_process
 from support.warm_process import KINDS
 
 IMPORTED: Final = {
-    ranks.FORKS.modules: (*forked_program.JOINING, "numpy", "netfold.topo.rank_program"),
+    ranks.FORKS.modules: (*forked_program.JOINING, "numpy", "netfold.topo.processes.rank_program"),
     switches.FORKS.modules: switches.FORKS.modules,
 }
 """What processes import for each kind of fork servers, by what those are to import."""

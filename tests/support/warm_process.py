@@ -4,8 +4,8 @@
     python warm_process.py FD MODULE...
 
 Each message at FD, a SOCK_SEQPACKET socket, starts one.  With it come a file that holds the JSON of its folder and its
-environment, the socket that it serves (topo/fork_server.py), at which it says its number first, and the namespaces of
-the sandbox.
+environment, the socket that it serves (topo/processes/fork_server.py), at which it says its number first, and the
+namespaces of the sandbox.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import socket
 import sys
 from typing import Final
 
-from netfold.topo import fork_server, forked_program
+from netfold.topo.processes import fork_server, forked_program
 
 KINDS: Final = ("user", "pid", "net", "mnt")
 """The namespaces of a sandbox: the first is the worker's own where that is root's, the last brings another /proc."""

@@ -23,8 +23,9 @@ from switch_support.ports import wait_for
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-from netfold.topo import console, run
-from netfold.topo.ranks import Namespaces, environment, start, state_of
+from netfold.topo import run
+from netfold.topo.processes import console
+from netfold.topo.processes.ranks import Namespaces, environment, start, state_of
 
 UNTIL = "until [ -e %s ]; do sleep 0.05; done"
 """A shell command that waits for a file."""

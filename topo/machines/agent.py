@@ -27,11 +27,11 @@ import msgspec
 from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import FabricError
 from netfold.fabric.validity import validate
-from netfold.topo import sandbox
-from netfold.topo.failures import FabricFailed, SwitchFailed
 from netfold.topo.machines import cables
 from netfold.topo.machines.description import Description
-from netfold.topo.mininet_path import MininetMissing
+from netfold.topo.network import sandbox
+from netfold.topo.network.mininet_path import MininetMissing
+from netfold.topo.processes.failures import FabricFailed, SwitchFailed
 from netfold.topo.rxe.agent import Agent
 from netfold.topo.rxe.frames import HEADER, MOST_RUN, Kind, pack
 from netfold.wire import faults
@@ -204,8 +204,8 @@ def _serve(content: int, outside: int, out: int, underlay: str) -> int:
     from mininet.log import setLogLevel
 
     from netfold.topo.fault_service import FaultService
-    from netfold.topo.net import Network, with_sockets_in
-    from netfold.topo.switches import CLASSES
+    from netfold.topo.network.net import Network, with_sockets_in
+    from netfold.topo.network.switches import CLASSES
 
     with os.fdopen(content, "rb") as file:
         file.seek(0)

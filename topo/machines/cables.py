@@ -13,8 +13,6 @@ import subprocess
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from netfold.topo.failures import WiringError
-from netfold.topo.guests import Surroundings
 from netfold.topo.machines.description import (
     VXLAN_BYTES,
     VXLAN_PORT,
@@ -23,7 +21,9 @@ from netfold.topo.machines.description import (
     needed_mtu,
     remedy,
 )
-from netfold.topo.wiring import NAME_LIMIT, FabricIntf
+from netfold.topo.network.guests import Surroundings
+from netfold.topo.network.wiring import NAME_LIMIT, FabricIntf
+from netfold.topo.processes.failures import WiringError
 
 SECONDS: Final = 30.0
 """Seconds for one command."""

@@ -32,12 +32,12 @@ from netfold.disk import files
 from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import Fabric
 from netfold.rpc import rpc
-from netfold.topo.failures import ControllerFailed, FabricFailed
-from netfold.topo.lifecycle import Lifecycle, tail, terminate
 from netfold.topo.machines.agent import TCP, Ready, far_sockets, sockets_of
 from netfold.topo.machines.description import Description
 from netfold.topo.machines.page import MachinesPage
-from netfold.topo.net import CONTROLLER_SECONDS, SWITCHES_SECONDS, with_sockets_in
+from netfold.topo.network.net import CONTROLLER_SECONDS, SWITCHES_SECONDS, with_sockets_in
+from netfold.topo.processes.failures import ControllerFailed, FabricFailed
+from netfold.topo.processes.lifecycle import Lifecycle, tail, terminate
 from netfold.topo.rxe import attach
 from netfold.topo.rxe.frames import Kind, pack
 from netfold.topo.rxe.line import Line

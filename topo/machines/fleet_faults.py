@@ -18,11 +18,11 @@ import grpc
 
 from netfold.controller import client
 from netfold.rpc import local, rpc
-from netfold.topo import fault_targets
-from netfold.topo.fault_board import FaultPlan, FaultRefused
-from netfold.topo.fault_server import FaultServer
-from netfold.topo.fault_targets import CONTROLLER, FabricLinkAt
-from netfold.topo.link_fault_plans import LinkFaultPlans
+from netfold.topo.faults import targets as fault_targets
+from netfold.topo.faults.board import FaultPlan, FaultRefused
+from netfold.topo.faults.link_plans import LinkFaultPlans
+from netfold.topo.faults.server import FaultServer
+from netfold.topo.faults.targets import CONTROLLER, FabricLinkAt
 from netfold.topo.machines.fleet import Fleet
 from netfold.topo.rxe import attach
 from netfold.wire import faults

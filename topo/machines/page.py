@@ -7,8 +7,8 @@ import secrets
 import socket
 from typing import Final, NamedTuple
 
-from netfold.topo.failures import FabricFailed
 from netfold.topo.fault_service import KEY_BYTES
+from netfold.topo.processes.failures import FabricFailed
 
 BACKLOG: Final = 64
 """Connections that wait to be accepted."""
@@ -27,7 +27,7 @@ class MachinesPage(NamedTuple):
 
     @property
     def url(self) -> str:
-        """Its address with the key, which a browser keeps to itself, as in topo/listeners.py."""
+        """Its address with the key, which a browser keeps to itself, as in topo/network/listeners.py."""
         return f"http://127.0.0.1:{self.port}/#key={self.key}"
 
 

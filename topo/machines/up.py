@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from netfold.fabric.graph import Fabric
-from netfold.topo.console import Stopped, stopping
-from netfold.topo.failures import FabricFailed
 from netfold.topo.machines.description import Description
 from netfold.topo.machines.fleet import Fleet, Seat, launcher_of, seat_fabric
 from netfold.topo.machines.fleet_faults import FleetFaults
 from netfold.topo.machines.page import MachinesPage, listen
+from netfold.topo.network.rundir import clear_abandoned, locked_folder
+from netfold.topo.processes.console import Stopped, stopping
+from netfold.topo.processes.failures import FabricFailed
 from netfold.topo.run import CannotRun, Place, RunRequest, hosts_of_ranks, paths_for, rails_for, run_at
 from netfold.topo.run_report import RunReport
-from netfold.topo.rundir import clear_abandoned, locked_folder
 
 LOOK: Final = 0.5
 """Seconds between looks at the machines."""

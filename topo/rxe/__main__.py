@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 from typing import IO
 
-from netfold.topo import sandbox
+from netfold.topo.network import sandbox
 from netfold.topo.rxe import packages
 from netfold.topo.rxe.machine import Machine, Nic, System
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from netfold.host.native.library import PROCESSOR_VARIABLE
-from netfold.topo.failures import FabricFailed
+from netfold.topo.processes.failures import FabricFailed
 
 PROCESSOR: Final = "x86-64-v2"
 """The processor of both, as gcc's -march names it."""

@@ -13,11 +13,11 @@ import os
 import struct
 from collections.abc import Collection, Sequence
 
-from netfold.topo.failures import WiringError
-from netfold.topo.guests import GuestLink, Surroundings
+from netfold.topo.network.guests import GuestLink, Surroundings
+from netfold.topo.network.wiring import GATEWAY, FabricIntf, shaper
+from netfold.topo.processes.failures import WiringError
 from netfold.topo.rxe import counts, engines
 from netfold.topo.rxe.machine import MEMORY, Machine, Nic, System
-from netfold.topo.wiring import GATEWAY, FabricIntf, shaper
 
 _TUNSETIFF, _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x400454CA, 0x0002, 0x1000, 0x4000
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from netfold.topo.failures import FabricFailed
+from netfold.topo.processes.failures import FabricFailed
 from netfold.topo.rxe.packages import Kernel
 
 MODULES: Final = (

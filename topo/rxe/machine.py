@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Final
 
 import cbuild
-from netfold.topo.failures import FabricFailed
-from netfold.topo.lifecycle import Lifecycle
+from netfold.topo.processes.failures import FabricFailed
+from netfold.topo.processes.lifecycle import Lifecycle
 from netfold.topo.rxe import attach, image, packages
 from netfold.topo.rxe.line import Line
 

@@ -28,7 +28,7 @@ from typing import Final
 
 from cbuild import folders
 from cbuild.cache import Cache
-from netfold.topo.failures import FabricFailed
+from netfold.topo.processes.failures import FabricFailed
 from netfold.topo.rxe import kernel_image
 
 USERLAND: Final = (

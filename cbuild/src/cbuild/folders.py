@@ -178,7 +178,7 @@ def proc() -> int:
 def _roots_number_inside() -> int | None:
     """The number that the machine's root has in a user namespace where it is not mapped, as in a sandbox; else None.
 
-    Other users that are not mapped have it too: who makes the namespace checks paths before (topo/sandbox.py).
+    Other users that are not mapped have it too: who makes the namespace checks paths before (topo/network/sandbox.py).
     """
     try:
         number = int(Path("/proc/sys/fs/overflowuid").read_text())

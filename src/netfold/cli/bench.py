@@ -14,7 +14,7 @@ import typer
 from netfold.cli.common import CANNOT, FAILED, engine_of, fail
 from netfold.cli.options import PathMtu
 from netfold.fabric.assemble import PATH_MTU
-from netfold.topo.failures import FabricFailed
+from netfold.topo.processes.failures import FabricFailed
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks: rounds are interleaved, figures are ratios within one run.")
 

@@ -212,7 +212,7 @@ def _compiler() -> str:
 
 
 def _mininet() -> str:
-    from netfold.topo import mininet_path
+    from netfold.topo.network import mininet_path
 
     mininet_path.install()
     try:
@@ -264,7 +264,7 @@ def _virtual_machines() -> str:
 
 
 def _namespaces() -> str:
-    from netfold.topo import sandbox
+    from netfold.topo.network import sandbox
 
     try:
         done = sandbox.run([sys.executable, "-c", "pass"], timeout=SANDBOX_TIMEOUT)
@@ -291,7 +291,7 @@ print(json.dumps(answer))
 
 
 def _vnet_header() -> str:
-    from netfold.topo import sandbox
+    from netfold.topo.network import sandbox
 
     try:
         done = sandbox.run([sys.executable, "-c", _PACKET_SOCKET], timeout=SANDBOX_TIMEOUT)

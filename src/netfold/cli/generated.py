@@ -59,7 +59,7 @@ DEFAULTS: Final = Generated()
 
 def with_pages(planes: list[Fabric], metrics: str | None) -> list[Fabric]:
     """The planes with a page each, the first one's at ``metrics``; without pages where that is None."""
-    from netfold.topo import listeners
+    from netfold.topo.network import listeners
 
     return planes if metrics is None else checked(lambda: listeners.with_pages(planes, metrics))
 

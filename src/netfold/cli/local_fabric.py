@@ -56,7 +56,7 @@ def file_of(said: Path) -> Path:
 def _socket_of(which: str | None) -> Path | None:
     """The socket of the running fabric that is named, or of the only one; None where there is none.  Where there are
     several, the command ends with what there is."""
-    from netfold.topo import rundir
+    from netfold.topo.network import rundir
 
     if which is None and (said := os.environ.get(faults.FAULTS_VARIABLE)):
         return Path(said)

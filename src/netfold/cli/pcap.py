@@ -55,7 +55,7 @@ def pcap(
 ) -> None:
     """Capture the packets on links of a fabric that runs here, with an interface named leaf1:3 for each link."""
     if dissector:
-        print(resources.files("netfold.topo") / "netfold.lua")
+        print(resources.files("netfold.topo.captures") / "netfold.lua")
         return
     if target is None:
         fail(CANNOT, "pcap: expected a link (leaf1:3, leaf1-spine1, h3), a switch, or all")
@@ -96,7 +96,7 @@ def _capture(path: Path, tapped: faults.Tapped, files: list[int], out: Path | No
              end: float | None, whole: bool, snap: int, say: Callable[..., None]) -> None:
     from netfold.rpc import local
     from netfold.rpc.rpc import Unreachable
-    from netfold.topo.capture import Capture, FileRing
+    from netfold.topo.captures.capture import Capture, FileRing
 
     ring = None if limit is None or out is None else FileRing(out, limit)
     ended: list[str] = []

@@ -13,7 +13,7 @@ import importlib
 
 def all_scenes() -> None:
     """Registers the scenes of all modules of this package; they need Mininet's Python package."""
-    from netfold.topo import mininet_path
+    from netfold.topo.network import mininet_path
 
     mininet_path.install()
     for name in ("ranks", "control", "fabrics", "switch"):

@@ -21,15 +21,17 @@ from netfold.sim.placement import SCHEMES
 from netfold.sim.topology import leaf_spine
 from netfold.sim.whatif.program import TraceError, program_of
 from netfold.sim.workload import all_to_all
-from netfold.topo import failures, run, sandbox
-from netfold.topo.fault_board import FaultBoard, FaultPlan, FaultRefused
+from netfold.topo import run
+from netfold.topo.faults.board import FaultBoard, FaultPlan, FaultRefused
 from netfold.topo.machines.fleet import launcher_of
-from netfold.topo.mininet_path import MininetFinder, MininetMissing
-from netfold.topo.rank_program import check_data
-from netfold.topo.ranks import Ranks
+from netfold.topo.network import sandbox
+from netfold.topo.network.mininet_path import MininetFinder, MininetMissing
+from netfold.topo.network.switches import has_option
+from netfold.topo.network.wiring import FabricLink
+from netfold.topo.processes import failures
+from netfold.topo.processes.rank_program import check_data
+from netfold.topo.processes.ranks import Ranks
 from netfold.topo.rxe import packages
-from netfold.topo.switches import has_option
-from netfold.topo.wiring import FabricLink
 from netfold.wire.faults import Inject
 from netfold.wire.training_trace import FORMAT, RankTrace, TracedEvent, TracedStep
 from support.handbook.scenes import scene

@@ -36,7 +36,7 @@ PARTS: Final = {
 P4RUNTIME: Final = "softswitch.engine.errors"
 
 UNSTAGED: Final = {
-    "netfold.topo.failures.ControllerFailed": "needs a fabric in namespaces",
+    "netfold.topo.processes.failures.ControllerFailed": "needs a fabric in namespaces",
     "netfold.bench.harness.strangers.StrangerFailed": "needs a stranger who gets what he must not",
     "netfold.bench.harness.workers.WorkerFailed": "needs a fabric in namespaces",
 }
@@ -53,7 +53,7 @@ INTERNAL: Final = {
     "netfold.controller.switch.codec.CodecError": "becomes SwitchError",
     "netfold.controller.switch.entities.Conflict": "two planners contradict each other: a bug, which tests look for",
     "netfold.rpc.rpc.Refusal": "becomes JoinRefused on a rank, CallRefused at a command",
-    "netfold.topo.console.Stopped": "a signal that ends a command",
+    "netfold.topo.processes.console.Stopped": "a signal that ends a command",
     "netfold.topo.rxe.engines.EnginesFailed": LIKE_FABRIC_FAILED,
     "netfold.topo.rxe.frames.BadFrame": "ends a virtual machine's line, and its host",
     "netfold.topo.rxe.image.ImageError": LIKE_FABRIC_FAILED,

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 
 from netfold.host.api.communicator import Communicator
-from netfold.topo.rank_program import check_data, run_rank
+from netfold.topo.processes.rank_program import check_data, run_rank
 
 COUNT = 400_000
 

@@ -20,7 +20,7 @@ import pytest
 
 import netfold
 from netfold.host.errors import Closed, PeerLost
-from netfold.topo.rank_program import check_data, run_rank
+from netfold.topo.processes.rank_program import check_data, run_rank
 
 ONES = np.ones(50_000, np.int32)
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import netfold
-from netfold.topo.rank_program import check_data, print_message, run_rank
+from netfold.topo.processes.rank_program import check_data, print_message, run_rank
 
 GROUPS = ((0, 2), (1, 3), (0, 1), (2, 3), (0, 1, 2), (3, 1, 2), (3, 0))
 LENGTH = 40_000

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.topo.rank_program import check_data
+from netfold.topo.processes.rank_program import check_data
 
 
 def integers(comm: Any, seed: int, length: int) -> list[NDArray[np.int32]]:

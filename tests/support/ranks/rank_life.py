@@ -15,7 +15,7 @@ from rank_inputs import exact_sum, integers
 
 import netfold
 from netfold import Communicator
-from netfold.topo.rank_program import check_data, run_rank
+from netfold.topo.processes.rank_program import check_data, run_rank
 
 FEW = 1000
 """Elements of sums until the rank is gone: next to nothing beside those after it."""

@@ -14,7 +14,7 @@ from rank_inputs import exact_sum, floats, integers
 
 import netfold
 from netfold.host.errors import PeerLost
-from netfold.topo.rank_program import check_data, run_rank
+from netfold.topo.processes.rank_program import check_data, run_rank
 
 
 def main(seed: int, elements: int, victim: int | None) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 import netfold
 from netfold.host.innet import quantise
-from netfold.topo.rank_program import check_data, run_rank
+from netfold.topo.processes.rank_program import check_data, run_rank
 
 LENGTHS = (1, 1025, 20_001)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 import netfold
 from netfold.host.rails.multirail import MultiRail
-from netfold.topo.rank_program import check_data, run_rank
+from netfold.topo.processes.rank_program import check_data, run_rank
 
 MOST = 200
 

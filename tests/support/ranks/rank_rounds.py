@@ -14,7 +14,7 @@ import time
 import numpy as np
 
 import netfold
-from netfold.topo.rank_program import check_data, run_rank
+from netfold.topo.processes.rank_program import check_data, run_rank
 
 PAUSE = 0.03
 """Seconds between rounds."""

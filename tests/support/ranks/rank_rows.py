@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 import netfold
-from netfold.topo.rank_program import check_data, run_rank
+from netfold.topo.processes.rank_program import check_data, run_rank
 
 LENGTHS = ((1, 0, 3), (100, 1, 1030), (40_000, 9_000, 0))
 """Rows of the first ranks; the others have as many as the first."""

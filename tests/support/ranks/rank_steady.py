@@ -25,7 +25,7 @@ import numpy as np
 
 import netfold
 from netfold.host.api.assembly import RailName
-from netfold.topo.rank_program import check_data, run_rank
+from netfold.topo.processes.rank_program import check_data, run_rank
 
 PAUSE = 0.03
 """Seconds between operations: about as long as one takes."""

@@ -13,7 +13,7 @@ import numpy as np
 from rank_inputs import exact_sum, floats, integers
 
 import netfold
-from netfold.topo.rank_program import check_data, run_rank
+from netfold.topo.processes.rank_program import check_data, run_rank
 
 LENGTHS = (1, 255, 256, 257, 5_000, 20_003)
 

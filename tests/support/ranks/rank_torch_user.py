@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import netfold.torch
 from netfold.testing import loopback_job, on_every_rank
-from netfold.topo.rank_program import check_data, print_message, run_rank
+from netfold.topo.processes.rank_program import check_data, print_message, run_rank
 
 WIDTH = 64
 MORE = 20

@@ -24,7 +24,7 @@ import numpy as np
 import netfold
 from netfold.host.errors import PeerLost
 from netfold.testing import loopback_job, on_every_rank
-from netfold.topo.rank_program import check_data, print_message, run_rank
+from netfold.topo.processes.rank_program import check_data, print_message, run_rank
 from netfold.wire import roce
 
 ELEMENTS = 20_000

@@ -35,7 +35,7 @@ import netfold
 from netfold.demo import turns
 from netfold.host import environment
 from netfold.host.errors import NetFoldError
-from netfold.topo.rank_program import check_data, run_rank
+from netfold.topo.processes.rank_program import check_data, run_rank
 
 PATIENCE = 150.0
 """Seconds without progress after which an operation gives up: it only ends what hangs."""

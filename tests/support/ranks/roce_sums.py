@@ -18,7 +18,7 @@ from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.roce.mesh import RoceMesh
 from netfold.host.selection.peers import Peers
-from netfold.topo.rank_program import check_data, run_rank
+from netfold.topo.processes.rank_program import check_data, run_rank
 from netfold.wire.jobs import Join, RankReport
 
 LENGTHS = (1, 255, 5_000, 100_003)
