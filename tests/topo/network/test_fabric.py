@@ -24,7 +24,7 @@ from support.topo import in_sandbox
 
 mininet = pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-from netfold.topo import net, switches, topology, wiring  # noqa: E402
+from netfold.topo.network import net, switches, topology, wiring  # noqa: E402
 
 mininet.Mininet.inited = True  # or it would set limits of the whole machine
 
@@ -146,7 +146,7 @@ def test_mininets_own_command_brings_the_fabric_up(tmp_path: Path) -> None:
     """`mn --custom topo/leafspine.py` starts it under the system's Python, and saves it for `netfold up`."""
     saved = tmp_path / "lab.toml"
     arguments = ["--topo", f"leafspine,2,1,4,rate=100mbit,save={saved},rundir={tmp_path}", "--switch", "softswitch"]
-    custom = str(Path(topology.__file__).with_name("leafspine.py"))
+    custom = str(Path(topology.__file__).parents[1] / "leafspine.py")
     done = sandbox.run(
         ["mn", "--custom", custom, *arguments, "--controller", "none", "--test", "none"], timeout=90
     )

@@ -67,7 +67,7 @@ def test_inside_only_its_own_processes_are_seen() -> None:
 def test_it_knows_when_it_is_inside() -> None:
     """`inside` compares the namespace, so that a variable that leaked from a sandbox does not count."""
     code = (
-        "from netfold.topo import sandbox as s; import os; print(s.inside(), s.rundir().is_dir()); "
+        "from netfold.topo.network import sandbox as s; import os; print(s.inside(), s.rundir().is_dir()); "
         "os.environ[s.INSIDE] = 'net:[1]'; print(s.inside())"
     )
     assert sandbox.run(python(code), timeout=BOUND).stdout == "True True\nFalse\n"

@@ -235,7 +235,7 @@ def test_a_forked_program_notices_no_difference(program: tuple[str, ...], progra
         assert got.probed[2] == expected.probed[2]
         assert got.status == expected.status
         # a crash shows all frames, and those that started the program come after its own
-        own = [line for line in lines(got) if "/topo/fork" not in line and '"<string>"' not in line]
+        own = [line for line in lines(got) if "/topo/processes/fork" not in line and '"<string>"' not in line]
         assert own == lines(expected)
 
 

@@ -20,8 +20,8 @@ from netfold.bench.ranks.soak import SoakTask
 from netfold.topo.processes.failures import EXIT_WRONG_DATA, WrongData
 from netfold.topo.processes.rank_program import check_data, run_rank
 
-ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = [*sorted((ROOT / "bench" / "ranks").glob("*.py")), ROOT / "topo" / "allreduce_rank.py",
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAMS = [*sorted((ROOT / "bench" / "ranks").rglob("*.py")), ROOT / "topo" / "processes" / "allreduce_rank.py",
             ROOT / "demo" / "train.py"]
 OWN_DATA = """
 import runpy, sys, types

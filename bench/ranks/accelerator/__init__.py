@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of `bench/scripts/accelerator.py`, and its checks by name, in the order in which they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from netfold.bench.ranks.accelerator.arrays import arrays, graphs, lanes, machine
+from netfold.bench.ranks.accelerator.collectives import coalesced, collectives, overlap
+from netfold.bench.ranks.accelerator.death import death
+from netfold.bench.ranks.accelerator.training import ddp, fsdp, optimizers
+
+CHECKS: Final[dict[str, Callable[[], str]]] = {
+    check.__name__: check for check in (
+        machine, collectives, coalesced, overlap, ddp, fsdp, optimizers, arrays, lanes, graphs, death)
+}
+"""By name, in the order in which they are made."""

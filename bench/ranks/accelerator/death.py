@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check with a rank that dies."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from typing import Final
+
+from netfold.bench.ranks.accelerator.device import LONG, device, finish, rank_and_world, same
+from netfold.topo.processes.failures import WrongData
+
+DEATH_SECONDS: Final = 45.0
+
+
+def death() -> str:
+    """Rank 1 dies while all others wait for tensors on the device: each hears it in time, and its device goes on."""
+    done = subprocess.run(
+        [sys.executable, "-m", "netfold.bench.ranks.accelerator", "death"], capture_output=True, text=True,
+        timeout=DEATH_SECONDS, check=False,
+        env={**os.environ, "NETFOLD_JOB": "death", "MASTER_PORT": "29710", "NETFOLD_TIMEOUT": "10"},
+    )
+    if rank_and_world()[0] != 1 and done.returncode:
+        raise WrongData(f"status {done.returncode}: {done.stderr[-600:]}")
+    return done.stdout.strip()
+
+
+def die() -> None:
+    """One rank of the job of which rank 1 dies."""
+    import torch
+    import torch.distributed as dist
+
+    import netfold.torch  # noqa: F401
+
+    rank, world = rank_and_world()
+    dist.init_process_group("netfold", timeout=timedelta(seconds=10))
+    mine = torch.ones(LONG, device=device())
+    dist.all_reduce(mine)
+    works = [dist.all_reduce(torch.ones(LONG, device=device()), async_op=True) for _ in range(5)]
+    if rank == 1:
+        os._exit(9)
+    begin = time.monotonic()
+    try:
+        for work in works:
+            work.wait()
+    except RuntimeError as error:
+        finish()
+        same("what had come before", mine, torch.full((LONG,), float(world)))
+        if "1" not in str(error):
+            raise
+        print(f"{type(error).__name__} after {time.monotonic() - begin:.1f} s", flush=True)
+        os._exit(0)
+    raise WrongData("a rank died, and no error came")
