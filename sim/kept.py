@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Row = TypeVar("Row", bound="DataclassInstance")
-_READ: Final[dict[str, Callable[[str], object]]] = {"str": str, "int": int, "float": float}
+_READ: Final[dict[str, Callable[[str], object]]] = {"str": str, "int": int, "float": float,
+                                                    "bool": lambda cell: bool(["False", "True"].index(cell))}
 
 
 class Progress:

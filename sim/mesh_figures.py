@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
-from math import inf
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from netfold.disk import files
 from netfold.plots.charts import GridChart, LineChart, PlotsMissing, grid_charts, line_charts
-from netfold.sim.kept import Progress
+from netfold.sim.kept import simulate_all
 from netfold.sim.mesh import ALGORITHMS, ITEM, Grid, runs_on, simulate
 from netfold.sim.mesh_schedule import MeshMessage, allreduce
 
@@ -30,9 +29,12 @@ class MeshRow:
     kilobytes: int
     """KiB on each place."""
     algorithm: str
+    rate: float
+    """Bit/s of the links along rows."""
+    column_rate: float
+    delay: float
+    """Seconds from one place to the next."""
     seconds: float
-    over_ring: float
-    """Time over that of the ring along links, on the same grid with as many bytes."""
     over_bound: float
     """Time over the least that the rates of the links allow, `bound`."""
     steps: int
@@ -54,50 +56,41 @@ def bound(grid: Grid, nbytes: int) -> float:
     return max(nbytes / min(out), 2 * (grid.size - 1) * nbytes / sum(out))
 
 
-def compare(grids: Sequence[Grid], sizes: Sequence[int], algorithms: Sequence[str] = tuple(ALGORITHMS), *,
-            echo: Callable[[str], None] = print) -> list[MeshRow]:
-    """Simulate every algorithm on every grid with ``sizes`` KiB on each place.
-
-    Raises ValueError for an unknown algorithm and sizes below 1.
-    """
-    if unknown := [name for name in algorithms if name not in ALGORITHMS]:
-        raise ValueError(f"no algorithm is called {unknown[0]!r}; there are {', '.join(ALGORITHMS)}")
-    if low := [size for size in sizes if size < 1]:
-        raise ValueError(f"a size of {low[0]} KiB: expected 1 or more")
-    rows: list[MeshRow] = []
-    progress = Progress(len(grids) * len(sizes), 0)
-    for grid in grids:
-        for size in sizes:
-            nbytes = size << 10
-            found = {name: simulate(grid, ALGORITHMS[name](grid, nbytes // ITEM))
-                     for name in dict.fromkeys(["ring", *algorithms]) if runs_on(name, grid)}
-            ring = found["ring"].time
-            for name, one in found.items():
-                if name in algorithms:
-                    busiest = int(one.link_bytes.max())
-                    rows.append(MeshRow(grid.rows, grid.columns, grid.wraps, size, name, one.time, one.time / ring,
-                                        one.time / bound(grid, nbytes), one.steps, busiest,
-                                        float(one.link_bytes.mean()) / busiest))
-            said = "  ".join(f"{name} {one.time * 1e6:.0f}" for name, one in found.items())
-            echo(f"{progress.step()}: {_name(grid)} {_size(size)}, us: {said}")
-    return rows
+def point(rows: int, columns: int, torus: bool, kilobytes: int, algorithm: str, rate: float, column_rate: float,
+          delay: float) -> MeshRow:
+    """Simulate one allreduce."""
+    grid, nbytes = Grid(rows, columns, torus, rate, column_rate, delay), kilobytes << 10
+    one = simulate(grid, ALGORITHMS[algorithm](grid, nbytes // ITEM))
+    busiest = int(one.link_bytes.max())
+    return MeshRow(rows, columns, torus, kilobytes, algorithm, rate, column_rate, delay, one.time,
+                   one.time / bound(grid, nbytes), one.steps, busiest, float(one.link_bytes.mean()) / busiest)
 
 
 def run(grids: Sequence[Grid], sizes: Sequence[int], *, out: Path, schedule: tuple[int, int] = (4, 4),
-        echo: Callable[[str], None] = print) -> list[MeshRow]:
-    """Simulate, write mesh.csv, schedule.csv, mesh.svg and schedule.svg into ``out``, and say what was best.
+        resume: bool = False, jobs: int | None = None, echo: Callable[[str], None] = print) -> list[MeshRow]:
+    """Simulate every algorithm on every grid, write tables and figures into ``out``, and say which was best.
 
+    sizes      KiB on each place
     schedule   rows and columns of the grid whose schedule is drawn
-    Raises ValueError, OSError where ``out`` cannot be written. Without matplotlib nothing is drawn, and a line says so.
+    resume     take over the rows that an interrupted run has left in mesh.csv
+    jobs       processes; None: as joblib is configured, else all cores
+    Raises ValueError for sizes below 1 and where that file has other rows, OSError where ``out`` cannot be written.
+    Without matplotlib nothing is drawn, and a line says so.
     """
+    if low := [size for size in sizes if size < 1]:
+        raise ValueError(f"a size of {low[0]} KiB: expected 1 or more")
     messages = allreduce(*schedule, 1 << 10)
-    rows = compare(grids, sizes, echo=echo)
     out.mkdir(parents=True, exist_ok=True)
-    _table(out / "mesh.csv", [field.name for field in fields(MeshRow)], map(astuple, rows))
-    _table(out / "schedule.csv", [*MeshMessage._fields], messages)
-    for row in _best(rows):
-        echo(f"{row.rows} x {row.columns}{' torus' if row.torus else ''}, {_size(row.kilobytes)}: best is "
-             f"{row.algorithm}, {row.over_ring:.2f} of the ring's time, {row.over_bound:.2f} of what links allow")
+    rows = simulate_all(out / "mesh.csv", MeshRow, point, [
+        (grid.rows, grid.columns, grid.wraps, size, name, float(grid.rate), float(grid.column_rate or grid.rate),
+         grid.delay)
+        for grid in grids for size in sizes for name in ALGORITHMS if runs_on(name, grid)], key=8, resume=resume,
+        jobs=jobs, echo=echo)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([MeshMessage._fields, *messages])
+    files.replace(out / "schedule.csv", text.getvalue())
+    for line in _best(rows):
+        echo(line)
     written = ["mesh.csv", "schedule.csv"]
     try:
         written += [file.name for file in (*_draw(rows, out), *draw_schedule(*schedule, messages, out))]
@@ -125,39 +118,33 @@ def draw_schedule(rows: int, columns: int, messages: Sequence[MeshMessage], fold
 def _draw(rows: Sequence[MeshRow], folder: Path) -> list[Path]:
     """Time over the ring's by size, a chart for each grid."""
     sizes = sorted({row.kilobytes for row in rows})
-    charts = []
-    for rows_, columns, torus in dict.fromkeys((row.rows, row.columns, row.torus) for row in rows):
-        value = {(row.algorithm, row.kilobytes): row.over_ring for row in rows
-                 if (row.rows, row.columns, row.torus) == (rows_, columns, torus)}
-        charts.append(LineChart(f"{rows_} x {columns}{' torus' if torus else ''}", [_size(size) for size in sizes],
-                                {name: [value.get((name, size)) for size in sizes] for name in ALGORITHMS}))
+    cells = _cells(rows)
+    charts = [LineChart(grid, [_size(size) for size in sizes],
+                        {name: [cells[grid, size][name].seconds / cells[grid, size]["ring"].seconds
+                                if name in cells[grid, size] else None for size in sizes] for name in ALGORITHMS})
+              for grid in dict.fromkeys(grid for grid, _ in cells)]
     lines = [charts[i:i + 2] for i in range(0, len(charts), 2)]
     return line_charts(folder / "mesh", "Below 1, an allreduce on a mesh ends earlier than a ring along its links",
                        lines, x="bytes on each place", y="time / the ring's")
 
 
-def _best(rows: Sequence[MeshRow]) -> list[MeshRow]:
-    """The fastest algorithm of each grid at the smallest and at the largest size."""
-    sizes = {min(row.kilobytes for row in rows), max(row.kilobytes for row in rows)}
-    best: dict[tuple[int, int, bool, int], MeshRow] = {}
+def _best(rows: Sequence[MeshRow]) -> list[str]:
+    """A line about the fastest algorithm of each grid at the smallest and at the largest size."""
+    ends = {min(row.kilobytes for row in rows), max(row.kilobytes for row in rows)}
+    fastest = {key: (min(cell.values(), key=lambda row: row.seconds), cell["ring"])
+               for key, cell in _cells(rows).items() if key[1] in ends}
+    return [f"{grid}, {_size(size)}: best is {row.algorithm}, {row.seconds / ring.seconds:.2f} of the ring's time, "
+            f"{row.over_bound:.2f} of what links allow" for (grid, size), (row, ring) in fastest.items()]
+
+
+def _cells(rows: Sequence[MeshRow]) -> dict[tuple[str, int], dict[str, MeshRow]]:
+    """Rows by algorithm, for each grid and number of KiB."""
+    found: dict[tuple[str, int], dict[str, MeshRow]] = {}
     for row in rows:
-        key = (row.rows, row.columns, row.torus, row.kilobytes)
-        if row.kilobytes in sizes and row.seconds < (best[key].seconds if key in best else inf):
-            best[key] = row
-    return list(best.values())
-
-
-def _name(grid: Grid) -> str:
-    return f"{grid.rows} x {grid.columns}{' torus' if grid.wraps else ''}"
+        grid = f"{row.rows} x {row.columns}{' torus' if row.torus else ''}"
+        found.setdefault((grid, row.kilobytes), {})[row.algorithm] = row
+    return found
 
 
 def _size(kilobytes: int) -> str:
     return f"{kilobytes >> 10} MiB" if kilobytes >= 1024 and not kilobytes % 1024 else f"{kilobytes} KiB"
-
-
-def _table(path: Path, names: Sequence[str], lines: Iterable[Iterable[object]]) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows(lines)
-    files.replace(path, text.getvalue())

@@ -105,6 +105,7 @@ def mesh(
     rate: Annotated[str, typer.Option(help="Rate of each link, each way.")] = "400gbit",
     column_rate: Annotated[str, typer.Option(help="Rate of the links along columns, where that differs.")] = "",
     delay: Annotated[float, typer.Option(help="Seconds from one place to the next.")] = 500e-9,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run with this --out was ended.")] = False,
     short: Annotated[bool, typer.Option("--short", help="Two small grids and one size: seconds.")] = False,
 ) -> None:
     """TidalMesh's allreduce on grids of hosts linked to their neighbours, against rings and trees; its schedule."""
@@ -128,7 +129,7 @@ def mesh(
             if places[-1].size > 256:
                 raise ValueError(f"--grids: {grid} has {places[-1].size} places; expected at most 256, such as 16x16")
         mesh_figures.run(places, [int(size) for size in kilobytes.split(",")], out=out,
-                         schedule=(2, 3) if short else (4, 4))
+                         schedule=(2, 3) if short else (4, 4), resume=resume, jobs=1 if short else None)
     except (ValueError, FabricError, SimulationError) as error:
         fail(CANNOT, f"sim mesh: {error}")
     except OSError as error:
