@@ -113,6 +113,7 @@ STYLES: Final[Mapping[str, Style]] = {
     # rails
     "tcp": _named("vermilion", "s", label="TCP"),
     "together": _named("black", "D"),
+    "Multipath TCP": _named("green", "^", DASHED),
     # parts of a step
     "compute": _named("grey", "s"),
     "wait": _named("orange", "^"),

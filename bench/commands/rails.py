@@ -44,7 +44,8 @@ import msgspec
 from netfold.bench.commands import rails_death, rails_mptcp, rails_training
 from netfold.bench.commands.allreduce import READY_SECONDS, size
 from netfold.bench.commands.rails_figures import FIRST, draw, write
-from netfold.bench.commands.rails_report import PlaneCut, RailsReport, RailsRow, RailTrainingRow, Started
+from netfold.bench.commands.rails_report import MptcpRow, PlaneCut, RailsReport, RailsRow, RailTrainingRow, Started
+from netfold.bench.ranks.mptcp import MptcpResult
 from netfold.bench.ranks.rails import Announcement, OpenCommand, OpenResult, SumsCommand, SumsResult
 from netfold.disk import files
 from netfold.fabric.generate import leafspine
@@ -82,7 +83,7 @@ class RailsSpec:
     train  steps of a turn of training; 0: none
     width  of the trained model's hidden layers
     series calls of the series during which the last plane fails; 0: none
-    mptcp  whether Multipath TCP is measured as well
+    mptcp  True if Multipath TCP is measured as well
     """
 
     rails: str
@@ -176,9 +177,8 @@ def run(
         echo(f"# TCP in the hosts: {congestion}, allreduce by {spec.algorithm}")
         workers = stack.enter_context(_workers(spec, planes, logs))
         starts = _starts(spec, workers, folder, echo)
-        rows = _compare(spec, workers, echo)
-        mptcp = rails_mptcp.measure(planes, logs, spec.sizes, rounds=spec.rounds, timeout=spec.timeout, echo=echo
-                                    ) if spec.mptcp else []
+        with rails_mptcp.started(planes, logs, spec.timeout) if spec.mptcp else contextlib.nullcontext() as multipath:
+            rows = _compare(spec, workers, multipath, echo)
         parameters, trained = _train(spec, workers, echo)
         cuts = [_cut(spec, workers, planes, part, echo) for part in spec.cuts]
         death = None
@@ -186,7 +186,7 @@ def run(
             nbytes = max(4, spec.cut_bytes // 16 * 4)
             death = rails_death.measure(workers, planes, nbytes, spec.series, spec.timeout, echo)
     result = RailsReport(spec.rails, list(spec.rates), spec.ranks, spec.engine, congestion, spec.algorithm, starts,
-                         rows, cuts, parameters, trained, death, mptcp)
+                         rows, cuts, parameters, trained, death)
     if json is not None:
         files.replace(json, msgspec.json.format(msgspec.json.encode(result), indent=1))
     if plot is not None:
@@ -283,8 +283,10 @@ def _starts(spec: RailsSpec, workers: Workers, folder: Path, echo: Callable[[str
     return starts
 
 
-def _compare(spec: RailsSpec, workers: Workers, echo: Callable[[str], None]) -> list[RailsRow]:
+def _compare(spec: RailsSpec, workers: Workers, multipath: Workers | None, echo: Callable[[str], None]
+             ) -> list[RailsRow]:
     ways = [*range(len(spec.rates)), None]
+    places = len(ways) + (multipath is not None)
     echo(f"# {spec.ranks} ranks, planes of {spec.leaves} x {spec.spines} switches ({spec.engine}) with links of "
          f"{', '.join(spec.rates)}; medians of interleaved turns, {spec.rounds} rounds")
     head = " ".join(f"{name + ' ms':>14}" for name in spec.rails.split("+"))
@@ -299,22 +301,32 @@ def _compare(spec: RailsSpec, workers: Workers, echo: Callable[[str], None]) -> 
         times: list[list[float]] = []
         used: list[list[list[SumsResult]]] = []
         wrong = sum(took.wrong for took in warm)
+        turns: list[list[MptcpResult]] = []
         for number in range(spec.rounds * max(1, min(TURNS, round(TURN * TURNS / slowest / count)))):
             times.append([0.0] * len(ways))
             used.append([[]] * len(ways))
-            for step in range(len(ways)):  # each comes at each place, so that it does not matter what ran before
-                at = (number + step) % len(ways)
+            for step in range(places):  # each comes at each place, so that it does not matter what ran before
+                at = (number + step) % places
+                if at == len(ways):
+                    assert multipath is not None
+                    turns.append(rails_mptcp.turn(multipath, nbytes, count, spec.timeout))
+                    continue
                 took = _turn(spec, workers, SumsCommand(nbytes, count, 1, ways[at]))
                 wrong += sum(t.wrong for t in took)
                 times[-1][at] = max(t.seconds for t in took)
                 used[-1][at] = took
-        row = _row(nbytes, times, wrong, warm[-1].path, used)
+        beside = rails_mptcp.row([t[-1] for t in times], turns) if turns else None
+        row = _row(nbytes, times, wrong, warm[-1].path, used, beside)
         rows.append(row)
         singles = " ".join(f"{seconds * 1e3:>14.3f}" for seconds in row.single)
         spread = f"{row.of_best:.3f} ({row.quartiles[0]:.2f}-{row.quartiles[1]:.2f})"
         echo(f"  {row.nbytes:>10} {singles} {row.together * 1e3:>12.3f} {row.speedup:>8.2f} {row.of_sum:>7.0%} "
              f"{spread:>19} {row.turns:>5} {row.wrong:>5} {_percent(row.shares):>11} "
              f"{' '.join(f'{seconds * 1e3:.2f}' for seconds in row.processor):>20}")
+        if beside is not None:
+            echo(f"#     over Multipath TCP {beside.seconds * 1e3:.3f} ms; together is {beside.over:.3f} "
+                 f"({beside.quartiles[0]:.2f}-{beside.quartiles[1]:.2f}) of that; subflows {1 + beside.subflows}, "
+                 f"planes {_percent(beside.shares)}, wrong {beside.wrong}, cpu {beside.processor * 1e3:.2f} ms")
     return rows
 
 
@@ -324,7 +336,7 @@ def _percent(shares: Sequence[float]) -> str:
 
 def _row(
     nbytes: int, times: Sequence[Sequence[float]], wrong: int, path: str,
-    used: Sequence[Sequence[Sequence[SumsResult]]],
+    used: Sequence[Sequence[Sequence[SumsResult]]], mptcp: MptcpRow | None = None,
 ) -> RailsRow:
     """The row of one size, made of the turns: ``times`` has each way's seconds, and ``used`` each rank's results."""
     singles = [statistics.median(t[i] for t in times) for i in range(len(times[0]) - 1)]
@@ -347,6 +359,7 @@ def _row(
         [_processor([turn[way] for turn in used]) for way in range(len(times[0]))],
         [statistics.median(statistics.fmean(rank.rail_processor[rail] for rank in turn[-1]) for turn in used)
          for rail in range(len(singles))],
+        mptcp,
     )
 
 

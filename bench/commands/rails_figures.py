@@ -8,10 +8,12 @@ import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from netfold.bench.commands.rails_report import RailDeath, RailsReport
+from netfold.bench.commands.rails_report import MptcpRow, RailDeath, RailsReport
 from netfold.disk import files
+from netfold.fabric.graph import bits_per_second
 from netfold.plots.charts import BarChart, LineChart, bar_charts, line_charts
 
+MULTIPATH = "Multipath TCP"
 FIRST = 4
 """Calls after a start that are timed one by one."""
 
@@ -39,15 +41,22 @@ def tables(report: RailsReport) -> dict[str, list[Sequence[object]]]:
     """The data of the figures by name: a row of column names, then rows.  Times are in milliseconds."""
     names = report.rails.split("+")
     ways = [*names, "together"]
+    planes = [name.partition("@")[2] for name in names]
     found: dict[str, list[Sequence[object]]] = {"sizes": [
         ["bytes", *(f"{way} ms" for way in ways), "speed-up", "together of best: first quartile", "third quartile",
          "of the sum of rates", *(f"share of {name}" for name in names),
          *(f"processor ms of a rank, {way}" for way in ways),
          *(f"processor ms of the thread of {name}" for name in names),
-         "turns", "wrong elements"],
+         "turns", "wrong elements",
+         *([f"{MULTIPATH} ms", f"together of {MULTIPATH}", "its first quartile", "its third quartile",
+            *(f"share of plane {plane} of {MULTIPATH}" for plane in planes), f"processor ms of a rank, {MULTIPATH}",
+            f"subflows of {MULTIPATH}", f"wrong elements of {MULTIPATH}"] if _multipath(report) else [])],
         *([row.nbytes, *_ms([*row.single, row.together]), f"{row.speedup:.3f}", *(f"{q:.3f}" for q in row.quartiles),
            f"{row.of_sum:.3f}", *(f"{part:.4f}" for part in row.shares), *_ms(row.processor), *_ms(row.threads),
-           row.turns, row.wrong] for row in report.rows),
+           row.turns, row.wrong,
+           *([*_ms([row.mptcp.seconds]), *(f"{part:.3f}" for part in (row.mptcp.over, *row.mptcp.quartiles)),
+              *(f"{part:.4f}" for part in row.mptcp.shares), *_ms([row.mptcp.processor]), 1 + row.mptcp.subflows,
+              row.mptcp.wrong] if row.mptcp is not None else [])] for row in report.rows),
     ], "starts": [
         ["start", "join ms", *(f"sum {n} ms" for n in range(1, FIRST + 1)), "cut from bytes", "bytes",
          *(f"share of {name} before" for name in names), *(f"share of {name} after" for name in names)],
@@ -77,6 +86,11 @@ def tables(report: RailsReport) -> dict[str, list[Sequence[object]]]:
     return found
 
 
+def _multipath(report: RailsReport) -> list[MptcpRow]:
+    """The figures of each size over Multipath TCP; none where it was not measured."""
+    return [row.mptcp for row in report.rows if row.mptcp is not None]
+
+
 def _ms(seconds: Iterable[float]) -> list[str]:
     return [f"{second * 1e3:.3f}" for second in seconds]
 
@@ -87,6 +101,9 @@ def _draw_times(report: RailsReport, stem: Path) -> list[Path]:
     times = {way: [row.single[at] * 1e3 if at < len(names) else row.together * 1e3 for row in report.rows]
              for at, way in enumerate(ways)}
     processor = {way: [row.processor[at] * 1e3 for row in report.rows] for at, way in enumerate(ways)}
+    if beside := _multipath(report):
+        times[MULTIPATH] = [row.seconds * 1e3 for row in beside]
+        processor[MULTIPATH] = [row.processor * 1e3 for row in beside]
     sizes = [row.nbytes / 1024 for row in report.rows]
     charts = [[LineChart("How long an allreduce takes", sizes, times, y="time, ms")],
               [LineChart("What a rank computes for it, all threads", sizes, processor, y="processor time, ms")]]
@@ -125,7 +142,8 @@ def _draw_death(report: RailsReport, death: RailDeath, stem: Path) -> list[Path]
 
 
 def _title(report: RailsReport) -> str:
-    return f"{report.rails}, links of {', '.join(report.rates)}, {report.ranks} ranks"
+    rates = dict.fromkeys(f"{bits_per_second(rate) / 1e6:g}" for rate in report.rates)
+    return f"{report.rails}, links of {' and '.join(rates)} Mb/s, {report.ranks} ranks"
 
 
 def draw(report: RailsReport, stem: Path) -> list[Path]:

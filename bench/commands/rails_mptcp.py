@@ -10,7 +10,8 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from netfold.bench.ranks.mptcp import MptcpCommand, MptcpResult, mptcp_socket
 from netfold.topo.processes.failures import FabricFailed
 
 if TYPE_CHECKING:  # Mininet may be absent
+    from netfold.bench.harness.workers import Workers
     from netfold.topo.network.planes import Planes
 
 
@@ -33,9 +35,12 @@ def require() -> None:
                          "CONFIG_MPTCP, and `sysctl net.mptcp.enabled` to be 1") from error
 
 
-def measure(planes: Planes, logs: Path, sizes: Sequence[int], *, rounds: int, timeout: float,
-            echo: Callable[[str], None]) -> list[MptcpRow]:
-    """Seconds of one sum of each size, medians of rounds.  Raises WorkerFailed, FabricFailed."""
+@contextmanager
+def started(planes: Planes, logs: Path, timeout: float) -> Iterator[Workers]:
+    """Ranks, each with a connection to the next one that has a subflow on every plane; ended on leaving.
+
+    Raises WorkerFailed, FabricFailed.
+    """
     from netfold.bench.harness.workers import Workers
     from netfold.topo.processes.ranks import in_namespaces
 
@@ -48,22 +53,33 @@ def measure(planes: Planes, logs: Path, sizes: Sequence[int], *, rounds: int, ti
         for network in planes.networks[1:]:
             _ip(pid, "endpoint", "add", network.fabric.host(host.name).address, "signal")
     command = [sys.executable, "-m", "netfold.bench.ranks.mptcp", str(timeout), *(host.address for host in hosts)]
-    rows = []
     envs = [{"RANK": str(rank)} for rank in range(len(hosts))]
     with Workers("mptcp", command, [in_namespaces(pid) for pid in pids], envs, logs) as workers:
         workers.receive(timeout)
         workers.send(b"{}")
-        for nbytes in sizes:
-            turns = []
-            for _ in range(rounds):
-                workers.send(msgspec.json.encode(MptcpCommand(nbytes, 2)))
-                turns.append([msgspec.json.decode(line, type=MptcpResult) for line in workers.receive(4 * timeout)])
-            rows.append(MptcpRow(nbytes, statistics.median(max(rank.seconds for rank in turn) for turn in turns),
-                                 sum(rank.wrong for turn in turns for rank in turn),
-                                 min(rank.subflows for rank in turns[-1])))
-            echo(f"# MPTCP, a ring: {nbytes} bytes in {rows[-1].seconds * 1e3:.3f} ms, "
-                 f"{1 + rows[-1].subflows} subflows, {rows[-1].wrong} wrong")
-    return rows
+        yield workers
+
+
+def turn(workers: Workers, nbytes: int, count: int, timeout: float) -> list[MptcpResult]:
+    """Sum ``count`` times, after one other.  Raises WorkerFailed."""
+    workers.send(msgspec.json.encode(MptcpCommand(nbytes, count)))
+    return [msgspec.json.decode(line, type=MptcpResult) for line in workers.receive((count + 2) * timeout)]
+
+
+def row(rails: Sequence[float], turns: Sequence[Sequence[MptcpResult]]) -> MptcpRow:
+    """The figures of one size.
+
+    rails  seconds of a sum by all rails in each round
+    turns  each rank's result in the same rounds
+    """
+    times = [max(rank.seconds for rank in ranks) for ranks in turns]
+    ratios = [mine / its for mine, its in zip(rails, times, strict=True)]
+    low, _, high = statistics.quantiles(ratios, method="inclusive") if len(ratios) > 1 else ratios * 3
+    planes = [sum(plane) for plane in zip(*(rank.sent for ranks in turns for rank in ranks), strict=True)]
+    return MptcpRow(
+        statistics.median(times), statistics.median(ratios), [low, high], [sent / sum(planes) for sent in planes],
+        statistics.median(statistics.fmean(rank.processor for rank in ranks) for ranks in turns),
+        min(rank.subflows for rank in turns[-1]), sum(rank.wrong for ranks in turns for rank in ranks))
 
 
 def _ip(pid: int, *words: str) -> None:

@@ -6,6 +6,23 @@ from __future__ import annotations
 import msgspec
 
 
+class MptcpRow(msgspec.Struct, frozen=True):
+    """One size over Multipath TCP on all planes.  Times are in seconds, and medians of turns."""
+
+    seconds: float
+    over: float
+    """The rails' ``together`` over these seconds: the median over the turns."""
+    quartiles: list[float]
+    """Quartiles of ``over`` over the turns."""
+    shares: list[float]
+    """Part of the bytes that each plane carried, headers included."""
+    processor: float
+    """Processor seconds of a rank for one sum."""
+    subflows: int
+    """Besides the first, of the connection that has the fewest."""
+    wrong: int
+
+
 class RailsRow(msgspec.Struct, frozen=True):
     """One size.  Times are in seconds, and medians of turns."""
 
@@ -30,6 +47,7 @@ class RailsRow(msgspec.Struct, frozen=True):
     """Processor seconds of a rank for one sum, by each rail alone and by all."""
     threads: list[float]
     """Processor seconds of each rail's thread for one sum by all; 0 where no sum was cut."""
+    mptcp: MptcpRow | None = None
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -104,17 +122,6 @@ class RailDeath(msgspec.Struct, frozen=True):
     calls: list[DeathCall]
 
 
-class MptcpRow(msgspec.Struct, frozen=True):
-    """One size over Multipath TCP on all planes."""
-
-    nbytes: int
-    seconds: float
-    """Time of one sum: the median of rounds, of the slowest rank."""
-    wrong: int
-    subflows: int
-    """Besides the first, of the connection that has the fewest."""
-
-
 class RailsReport(msgspec.Struct, frozen=True):
     """Everything that was measured."""
 
@@ -131,4 +138,3 @@ class RailsReport(msgspec.Struct, frozen=True):
     """Parameters of the model that was trained; 0: none was."""
     training: list[RailTrainingRow] = []
     death: RailDeath | None = None
-    mptcp: list[MptcpRow] = []

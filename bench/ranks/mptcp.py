@@ -31,7 +31,7 @@ _SOL_MPTCP, _MPTCP_INFO = 284, 1  # as the kernel numbers them
 
 
 class MptcpCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Time ``iterations`` sums of ``nbytes``, after one other."""
+    """Time ``iterations`` sums of ``nbytes``, 1 or more, after one other."""
 
     nbytes: int
     iterations: int
@@ -42,8 +42,12 @@ class MptcpResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     seconds: float
     """Time of one sum."""
+    processor: float
+    """Processor seconds of this process for one sum."""
+    sent: list[int]
+    """Bytes that the timed sums sent, by the numbers of the host's interfaces, one on each plane."""
     wrong: int
-    """Wrong elements of the last sum."""
+    """Wrong elements of the last sum, which is exact in int32."""
     subflows: int
     """Subflows of the connection to the next rank, besides the first."""
 
@@ -108,21 +112,32 @@ def subflows(sock: socket.socket) -> int:
     return sock.getsockopt(_SOL_MPTCP, _MPTCP_INFO, 1)[0]
 
 
+def sent() -> list[int]:
+    """Bytes that this host has sent over each of its interfaces, in order of their names."""
+    with open("/proc/net/dev", encoding="ascii") as file:
+        counters = dict(line.split(":", 1) for line in file if ":" in line)
+    return [int(counters[name].split()[8]) for name in sorted(counters) if name.strip() != "lo"]
+
+
 def serve(rank: int, timeout: float, addresses: Sequence[str]) -> None:
     """Execute commands until the input ends."""
     listener = mptcp_socket()  # stays, on all planes: subflows join where something listens
     ring = connect(rank, addresses, timeout, listener)
     for line in sys.stdin:
         command = msgspec.json.decode(line, type=MptcpCommand)
-        count = command.nbytes // 4
-        expected = np.full(count, sum(range(1, ring.size + 1)), np.int32)
-        seconds = 0.0
+        every = [np.arange(command.nbytes // 4, dtype=np.int32) * np.int32(2 * n + 1) for n in range(ring.size)]
+        seconds, before, processor = 0.0, sent(), 0.0
         for number in range(command.iterations + 1):
-            data = np.full(count, rank + 1, np.int32)
+            if number == 1:
+                seconds, before, processor = 0.0, sent(), time.process_time()
+            data = every[rank].copy()
             begin = time.monotonic()
             ring.allreduce(data)
-            seconds += (time.monotonic() - begin) * (number > 0)
-        print_message(MptcpResult(seconds / command.iterations, int((data != expected).sum()), subflows(ring.next)))
+            seconds += time.monotonic() - begin
+        processor = (time.process_time() - processor) / command.iterations
+        carried = [now - then for now, then in zip(sent(), before, strict=True)]
+        wrong = int((data != np.sum(every, axis=0, dtype=np.int32)).sum())
+        print_message(MptcpResult(seconds / command.iterations, processor, carried, wrong, subflows(ring.next)))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 import socket
@@ -21,7 +22,7 @@ from netfold.bench.commands.rails_death import death_of
 from netfold.bench.commands.rails_figures import draw, tables, write
 from netfold.bench.commands.rails_report import RailsReport, RailsRow, RailTrainingRow, Started
 from netfold.bench.commands.rails_training import BATCH, rows_of
-from netfold.bench.ranks.mptcp import Ring
+from netfold.bench.ranks.mptcp import MptcpResult, Ring
 from netfold.bench.ranks.rail_series import SeriesCall, SeriesResult
 from netfold.bench.ranks.rail_training import RailTrainingResult
 from netfold.bench.ranks.rails import SumsResult
@@ -97,6 +98,19 @@ def turns(times: list[list[float]]) -> list[list[list[SumsResult]]]:
          for seconds in turn]
         for turn in times
     ]
+
+
+def multipath(seconds: list[float], sent: list[int]) -> list[MptcpResult]:
+    """A turn over Multipath TCP whose ranks took so long, and sent so much over each plane."""
+    return [MptcpResult(took, took / 2, sent, 0, 1) for took in seconds]
+
+
+def test_multipath_tcp_is_compared_turn_by_turn() -> None:
+    """The slowest rank of a turn counts, ratios are those of one turn, and shares are of what all ranks sent."""
+    row = rails_mptcp.row([1.0, 3.0, 2.0], [multipath([1.0, 2.0], [90, 10]), multipath([2.0, 2.0], [50, 50]),
+                                            multipath([4.0, 1.0], [40, 60])])
+    assert (row.seconds, row.over, row.quartiles) == (2.0, 0.5, [0.5, 1.0])
+    assert (row.shares, row.processor, row.subflows, row.wrong) == ([0.6, 0.4], 1.0, 1, 0)
 
 
 def figures(times: list[list[float]]) -> RailsRow:
@@ -191,21 +205,28 @@ def test_the_best_rail_is_one_rail() -> None:
     assert row.turns == 5
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """A small run on one pair of planes: its rows, and the folder of its figures."""
+    folder = tmp_path_factory.mktemp("rails")
+    command = [
+        sys.executable, "-m", "netfold.cli", "bench", "rails", "-b", "256K", "-e", "256K", "--rounds", "1",
+        "--ranks", "2", "--cuts", "0.5", "--cut-bytes", "2M", "--stall", "0.5", "--rows", str(folder / "rails.json"),
+        "--train", "1", "--width", "16", "--series", "6", "--out", str(folder),
+        *(["--mptcp"] if needs.missing("mptcp") is None else []),
+    ]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((folder / "rails.json").read_text()), folder
+
+
 @pytest.mark.netns
 @pytest.mark.needs("namespaces", "mininet")
-@pytest.mark.timeout(150)
-def test_a_small_run_measures_cuts_and_writes_rows(tmp_path: Path) -> None:
+@pytest.mark.timeout(240)
+def test_a_small_run_measures_cuts_and_writes_rows(measured: tuple[dict[str, Any], Path]) -> None:
     """The report has three starts, both rails alone and together, and a plane that failed; all sums are right."""
-    file = tmp_path / "rails.json"
-    command = [
-        sys.executable, "-m", "netfold.cli", "bench", "rails", "-b", "64K", "-e", "64K", "--rounds", "1",
-        "--ranks", "2", "--cuts", "0.5", "--cut-bytes", "2M", "--stall", "0.5", "--rows", str(file),
-        "--train", "1", "--width", "16", "--series", "6", "--out", str(tmp_path / "out"),
-    ]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads(file.read_text())
-    assert [row["nbytes"] for row in result["rows"]] == [65536]
+    result, folder = measured
+    assert [row["nbytes"] for row in result["rows"]] == [262144]
     assert len(result["rows"][0]["single"]) == 2
     assert [(start["name"], len(start["first"])) for start in result["starts"]] == [
         ("cold", 4), ("hot", 4), ("known", 4),
@@ -217,4 +238,20 @@ def test_a_small_run_measures_cuts_and_writes_rows(tmp_path: Path) -> None:
     assert [call["wrong"] for call in result["death"]["calls"]] == [0] * 6
     assert all(row["alike"] and row["samples"] > 0 for row in result["training"])
     assert [row["way"] for row in result["training"]] in (["innet@a", "tcp@b", "together", "gloo"], [])
-    assert (tmp_path / "out" / "failure.svg").exists()
+    assert (folder / "failure.svg").exists()
+
+
+@pytest.mark.netns
+@pytest.mark.needs("namespaces", "mininet", "mptcp")
+@pytest.mark.timeout(240)
+def test_multipath_tcp_sums_over_both_planes(measured: tuple[dict[str, Any], Path]) -> None:
+    """Each connection has a subflow on either plane, both carry data, all sums are right, and the table has them."""
+    result, folder = measured
+    row = result["rows"][0]["mptcp"]
+    assert (row["subflows"], row["wrong"]) == (1, 0)
+    assert min(row["shares"]) > 0.05
+    assert row["seconds"] > 0
+    with (folder / "sizes.csv").open() as table:
+        line = next(csv.DictReader(table))
+    assert line["subflows of Multipath TCP"] == "2"
+    assert float(line["Multipath TCP ms"]) == pytest.approx(row["seconds"] * 1e3, abs=1e-3)

@@ -109,6 +109,17 @@ def _verbs() -> str | None:
     return None if tried.returncode == 0 else "no infiniband/verbs.h"
 
 
+def _mptcp() -> str | None:
+    """Tried: a socket of Multipath TCP, which the kernel may be built without, or forbid."""
+    from netfold.bench.ranks.mptcp import mptcp_socket
+
+    try:
+        mptcp_socket().close()
+    except OSError as error:
+        return str(error)
+    return None
+
+
 def _libpython() -> str | None:
     from netfold.host.capi import library
 
@@ -122,6 +133,8 @@ NEEDS |= {
     "expecttest": Need("pip install expecttest", modules=("torch", "expecttest")),
     "torchft": Need("pip install torchft parameterized", modules=("torch", "torchft", "parameterized")),
     "mininet": Need("apt install mininet", check=_mininet),
+    "mptcp": Need("a kernel with CONFIG_MPTCP and `sysctl net.mptcp.enabled=1`; apt install iproute2", ("ip",),
+                  check=_mptcp),
     "mn": Need("run the tests with the Python that Mininet was installed for", ("mn",), check=_mn),
     "rxe": Need("on Debian, apt install --no-install-recommends qemu-system-x86; 80 MB are downloaded",
                 ("qemu-system-x86_64",), check=_rxe),

@@ -288,7 +288,7 @@ def rails(
         )
         result = bench.run(spec, json, plot=plot, out=out)
     wrong = [row.wrong for row in result.rows] + [cut.wrong for cut in result.cuts]
-    wrong += [row.wrong for row in result.mptcp]
+    wrong += [row.mptcp.wrong for row in result.rows if row.mptcp is not None]
     wrong += [call.wrong for call in result.death.calls] if result.death is not None else []
     sys.exit(1 if any(wrong) or not all(row.alike for row in result.training) else 0)
 
