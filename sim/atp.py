@@ -15,12 +15,21 @@ from netfold.sim.folding import FoldRules, SimulatedFold, fold
 from netfold.sim.topology import Topology
 from netfold.sim.workload import Workload
 
-ATP: Final = FoldRules(protocol="atp", slots=40_000, window=100, payload=248, header=58, timeout=1e-3)
-"""The numbers of the authors' code (in-ATP/ATP): 40,000 aggregators a switch, at most 100 packets of a rank in flight,
-packets of 306 bytes with 62 elements.  The code's time-out, 0.2 ms without a result, is shorter than a round trip of
-100 us links: here it is SwitchML's."""
+ATP: Final = FoldRules(protocol="atp", slots=20_000, window=100, payload=248, header=58, timeout=1e-3)
+"""ATP's numbers.  "Code" is that of its authors, in-ATP/ATP at commit ddca27f0; the paper's text was not at hand, and
+"paper" is what public notes quote of it.
+
+slots     code: 40,000 aggregators a switch (/p4src/includes/registers.p4), and two for each packet of 62 elements
+          (/common/utils.h, MAX_AGTR_COUNT)
+window    code: it begins with 100 packets (/client/p4ml_manager.cc, max_agtr_size_per_thread) and has no more
+          (/common/CC_manager.h, MAX_BYTES).  The paper, "Congestion control", begins with 200 and names no bound
+payload   code: 62 elements (/common/packet.h, MAX_ENTRIES_PER_PACKET)
+header    paper: 58 of a packet's 306 bytes; code: 60 of 308 (/common/packet.h, P4ML_PACKET_SIZE)
+timeout   ours, SwitchML's.  Code: 0.2 ms (/client/p4ml_manager.cc, timeout_value), less than a round trip of links of
+          100 us
+"""
 CHILDREN: Final = 32
-"""Bits of a packet's bitmap."""
+"""Bits of a packet's bitmap.  Code: /p4src/includes/headers.p4, p4ml_t."""
 
 
 def fold_at_server(topology: Topology, workers: Sequence[int], server: int, size: int, *, machines: bool

@@ -179,8 +179,14 @@ OURS: Final = FoldRules(slots=2048)
 PAPERS: Final = FoldRules(slots=256, message=42, credits=2)
 """The paper's flow control: 2 messages of 170 packets of 1 KB in flight, so 42 packets of 4,096 bytes a message."""
 SWITCHML: Final = FoldRules(protocol="switchml", slots=512, payload=128, header=52, timeout=1e-3)
-"""SwitchML's own numbers: a pool of 512 slots for 100 Gb/s, 32 elements in a packet of 180 bytes, 1 ms until a worker
-repeats one."""
+"""SwitchML's numbers, each by the section of the paper (NSDI 2021; its text was not at hand) or the file of its
+authors' code (p4lang/p4app-switchML at commit b5c74a04).
+
+slots     section 3.6: 512 for 100 Gb/s, 128 for 10 Gb/s; so has ChenYuHo/SwitchML-omnetpp (/omnetpp.ini, num_slots)
+payload   32 elements in the paper; /dev_root/p4/headers.p4, data_h, of which the code can put two or eight in a packet
+header    52 of 180 bytes: Ethernet, IPv4, UDP, switchml_h and exponents_h of /dev_root/p4/headers.p4
+timeout   the paper's evaluation of losses: 1 ms.  The code has 10 ms (/dev_root/client_lib/src/configs/timeouts.cfg)
+"""
 RULES: Final[dict[str, FoldRules]] = {"PN": OURS, "NR": OURS, "PN-credits": PAPERS, "NR-credits": PAPERS,
                                       "SML": SWITCHML, "ATP": ATP}
 """The flow control of each way that folds."""

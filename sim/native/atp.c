@@ -7,7 +7,11 @@
  * A packet says whose contributions are in its sum: children of one switch (`echo`, counted from its tree's root), by
  * their places (`destination`).  `answer` has its flags, `nack` which aggregator of its turn in the window it takes.
  *
- * Left out on purpose: the server's processor takes no time; sums do not overflow. */
+ * Left out on purpose: the server's processor takes no time; sums do not overflow.
+ *
+ * NSDI 2021.  "Code" is that of its authors, in-ATP/ATP at commit ddca27f0; "paper" is what public notes quote, since
+ * its text was not at hand.  sim/atp.py has the sizes.  Aggregators and collisions: code, /p4src/includes/common.p4
+ * and /server/ParameterServer.cc. */
 #include "atp.h"
 
 #include "trees.h"
@@ -15,8 +19,12 @@
 
 enum { RESEND = 1, COLLIDED = 2 }; /* flags of a packet */
 enum { GOT = 1, AGAIN = 2 };       /* flags of a worker's packets: has the result; is to be sent again */
-#define OUT_OF_ORDER 3             /* results behind a missing one after which a worker repeats its packet */
-#define MORE_BYTES 1500            /* that a window without ECN marks adds to the next */
+/* Results behind a missing one after which a worker repeats its packet.  Paper, "Reliability"; the code repeats after
+ * the first (/client/p4ml_manager.cc, pendingQueue). */
+#define OUT_OF_ORDER 3
+/* Bytes that a window without ECN marks adds to the next.  Paper, "Congestion control", and code,
+ * /common/CC_manager.h; both halve a window that has marks. */
+#define MORE_BYTES 1500
 
 struct aggregator {
     uint32_t root, seq; /* whose sum; root: 1 + the root of the job's tree, 0: free */

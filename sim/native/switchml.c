@@ -2,7 +2,12 @@
 /* A pool of slots at each switch, with two versions each.  Slot i sums packets i, i + slots, i + 2 slots, ..., by turns
  * in the two versions; the result of one is a worker's leave to send the next.  The version before is the copy that
  * answers who has missed its result.  Switches look at slot and version alone, as the paper's do: a packet that is
- * later than a round trip of its slot meets another packet's sum, which is counted (fold_aliased, fold_wrong). */
+ * later than a round trip of its slot meets another packet's sum, which is counted (fold_aliased, fold_wrong).
+ *
+ * NSDI 2021, section 3.5, algorithms 3 (switch) and 4 (worker).  One switch: p4lang/p4app-switchML at commit b5c74a04,
+ * /dev_root/p4/bitmap_checker.p4 and /dev_root/p4/workers_counter.p4.  Trees of switches, where one asks the next for a
+ * result that it has not got: ChenYuHo/SwitchML-omnetpp at commit 65440a95, /Switch.cc.  The numbers are in
+ * sim/netreduce.py, SWITCHML; this file has none. */
 #include "switchml.h"
 
 #include "trees.h"
