@@ -25,6 +25,7 @@ from netfold.host.api import assembly
 from netfold.host.api.assembly import JoinSettings, Parts, RailName
 from netfold.host.api.change import RankChange
 from netfold.host.api.group import Group
+from netfold.host.api.members import Members
 from netfold.host.errors import Aborted, CollectiveTimeout, NetFoldError
 from netfold.host.mesh.mesh import Informed
 from netfold.host.operation.coding import LaneBits
@@ -265,7 +266,8 @@ class Communicator(Group):
             if self._parts is parts:
                 return RankChange.none(self.size, done)
             change = RankChange.of_plan(self.plan)
-            self._begin_anew(self._parts.dispatch, parts.sequencer, self._parts.coding, change.last + 1)
+            ranks = Members(self._parts.dispatch, parts.sequencer, change.last + 1, self._ranks.saturated)
+            self._begin_anew(ranks, self._parts.coding)
         return change
 
     def inform(self, mesh: Informed) -> None:

@@ -16,8 +16,6 @@ from netfold.host.operation.arrays import Array
 if TYPE_CHECKING:
     import torch
 
-    from netfold.host.api.group import Group
-
 OF_THE_HOST: Final = (1, 3)
 """DLPack's device types whose memory numpy can read: CPU memory and pinned memory."""
 
@@ -32,11 +30,12 @@ def on_device(array: object) -> bool:
 class DeviceAllreduce:
     """An allreduce of an array on a device; its copy to the host has begun.
 
+    allreduce   of numpy arrays: ``Group.allreduce`` of the group
     array, out  as in ``Group.allreduce``; ``out`` may be of another library, and in other memory
     Raises ValueError if torch is not installed, and for arrays that it does not support.
     """
 
-    def __init__(self, group: Group, array: Any, out: Any = None) -> None:
+    def __init__(self, allreduce: Callable[..., Array], array: Any, out: Any = None) -> None:
         try:
             from netfold.host.staging.copies import Staging, TensorParts
         except ImportError as error:
@@ -44,7 +43,7 @@ class DeviceAllreduce:
                 f"array is a {type(array).__module__}.{type(array).__name__} on a device, and torch, by which it would "
                 f"be copied, is not installed ({error}): pip install torch, or give a numpy array"
             ) from error
-        self._group, self._out, self._array = group, out, array
+        self._allreduce, self._out, self._array = allreduce, out, array
         source = _as_tensor(array)
         self._result = source.detach().clone() if out is None else _as_tensor(out)
         if self._result.shape != source.shape or self._result.dtype != source.dtype:
@@ -68,7 +67,7 @@ class DeviceAllreduce:
             data, element = _as_array(part)
             given = {**how, "dtype": element} if element else how
             residual = None if feedback is None else feedback.reshape(-1)[place].reshape(data.shape)
-            self._group.allreduce(data, data, feedback=residual, **given)
+            self._allreduce(data, data, feedback=residual, **given)
 
         self._parts.run(reduce)
         self._parts.finish()

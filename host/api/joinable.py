@@ -22,7 +22,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from netfold.host.api import data_movement
+from netfold.host.api.data_movement import DataMovement
 from netfold.host.api.members import Members
 from netfold.host.api.together import exchange, overlap
 from netfold.host.operation.arrays import (
@@ -96,7 +96,7 @@ def all_gather(ranks: Members, coding: Coding, array: Array, out: Array, followi
     out = result_of((sum(rows), *array.shape[1:]), array, out)
     parts = min(PARTS, out.nbytes // PART_BYTES)
     if parts < 2 or refusal(ranks, coding) or not _asks(ranks):
-        data_movement.all_gather(ranks, array, out)
+        DataMovement(ranks).all_gather(array, out)
         return False
     pieces, data = pieces_of(rows, array), flat(out)
     data[pieces[ranks.rank]] = array.reshape(-1)

@@ -27,14 +27,18 @@ class Members:
     dispatch   carries the group's reductions, and has the mesh between its ranks
     sequencer  the communicator's, shared by all of its groups
     first      number of the next operation
+    saturated  elements of all saturating sums so far that ended at a limit of the range
     """
 
-    def __init__(self, dispatch: Dispatch, sequencer: OperationSequencer, first: int = 1) -> None:
+    def __init__(
+        self, dispatch: Dispatch, sequencer: OperationSequencer, first: int = 1, saturated: int = 0
+    ) -> None:
         self.dispatch = dispatch
         self.sequencer = sequencer
         self.incarnation = sequencer.incarnation
         self.numbers = iter(range(first, LAST + 1))
         """The numbers of the next operations, in order."""
+        self.saturated = saturated
         self._unjoined = 0
         """All_gathers that a reduce_scatter might have joined (``joinable``), since the last one that was joined."""
 
@@ -51,6 +55,10 @@ class Members:
         """Prevents further operations of these ranks, and returns the switches' slots."""
         self.numbers = _ended(f"{self.sequencer.me}: the group of {self.peers.called} was closed")
         self.dispatch.close_fold(reason)
+
+    def count_saturated(self, elements: int) -> None:
+        """Counts elements of a saturating sum that ended at a limit of the range."""
+        self.saturated += elements
 
     def count_joinable(self) -> int:
         """Begins an all_gather that a reduce_scatter may join.  Returns the number of such all_gathers since one was

@@ -83,8 +83,6 @@ class FoldRail(FoldLoop):
         self._final: RailStats | None = None  # once closed
         self._totals = FoldTotals(core, plan.trees)
         self._windows = [core.state(index, DATA).window for index in range(len(plan.trees))]
-        self._repeated: dict[tuple[object, ...], RepeatedFold] = {}
-        """Dtype, elements, operation and lane bits -> allreduces of that kind."""
         self._first_slice = min(SHORTEST_PAUSE, int(timeout * 1e9))
         """Nanoseconds for which a repeated operation runs before it checks for stalls, timeout and watchers."""
 
@@ -145,7 +143,7 @@ class FoldRail(FoldLoop):
                 raise
             return saturated
 
-    def repeated(self, request: AllreduceRequest) -> RepeatedFold | None:
+    def prepare(self, request: AllreduceRequest) -> RepeatedFold | None:
         """Prepares the kind of a request that has just been carried, for ``repeat``.  None where it has to go through
         ``allreduce`` each time: over other links than sockets, with a timeline, feedback, stochastic rounding, or
         saturating sums."""
@@ -157,16 +155,15 @@ class FoldRail(FoldLoop):
             or self.fallback or self._lost is not None
         ):
             return None
-        called = request.reduction.called
-        asked = source.dtype.char, source.size, op, called, coding.lane_bits
-        if asked not in self._repeated:
-            divisor = float(self._plan.world) if op == "average" else 1.0
-            operation = FoldOperation(**parameters_of(source.dtype, op, called, coding, divisor))
-            what = f"{source.size} x {source.dtype.name}"
-            shares = self._totals.stripes(source.itemsize)
-            self._repeated[asked] = RepeatedFold(self._io, operation, source.size, shares, what)
-            self._totals.include(self._repeated[asked])
-        return self._repeated[asked]
+        known = None if request.prepared is None else request.prepared.fold
+        if isinstance(known, RepeatedFold) and known.link is self._io:
+            return known
+        divisor = float(self._plan.world) if op == "average" else 1.0
+        operation = FoldOperation(**parameters_of(source.dtype, op, request.reduction.called, coding, divisor))
+        what = f"{source.size} x {source.dtype.name}"
+        repeated = RepeatedFold(self._io, operation, source.size, self._totals.stripes(source.itemsize), what)
+        self._totals.include(repeated)
+        return repeated
 
     def repeat(self, like: RepeatedFold, source: Array, out: Array, number: int, name: str) -> int | None:
         """Carries an allreduce as ``begin`` and ``allreduce`` do, of plain arrays that are the same memory or do not

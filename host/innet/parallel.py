@@ -158,7 +158,7 @@ class ParallelFold:
     def begin(self, number: int) -> bool:
         return self._fold.begin(number)
 
-    def repeated(self, request: AllreduceRequest) -> None:
+    def prepare(self, request: AllreduceRequest) -> None:
         """None: what is reduced inside machines takes many more steps than these."""
 
     def repeat(self, like: object, source: Array, out: Array, number: int, name: str) -> None:

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prepared (persistent) allreduce: training loops repeat the same allreduces, and share the work of preparing them.
-
-Beside a short tensor it is the steps in Python that cost: where ranks share processors no cache is warm, and each
-object that a step touches comes from memory.  MPI calls the like persistent collectives (MPI 4.1, section 6.13).
-"""
+"""Allreduces of one kind over one rail, which share the work of preparing them (``operation.prepared``)."""
 
 from __future__ import annotations
 
@@ -33,10 +29,12 @@ class RepeatedFold:
     """
 
     __slots__ = (
-        "_load", "_run", "begun", "elements", "name", "nanoseconds", "number", "operations", "resent", "shares", "what",
+        "_load", "_run", "begun", "elements", "link", "name", "nanoseconds", "number", "operations", "resent", "shares",
+        "what",
     )
 
     def __init__(self, link: Io, operation: FoldOperation, elements: int, shares: list[int], what: str) -> None:
+        self.link = link
         self.elements = elements
         self.shares = shares
         self.what = what

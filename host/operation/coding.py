@@ -72,7 +72,7 @@ class Coding:
                 f"lane_bits={lane_bits} or feedback for {what}: expected a sum or average of float32, float16, bfloat16"
             )
         if feedback is not None:
-            _check_feedback(feedback, array)
+            check_feedback(feedback, array)
         bits = lane_bits or (self.lane_bits if may else 32)
         usual: Rounding = "nearest" if bits == 32 or feedback is not None else "stochastic"
         exact = (self.reproducible if reproducible is None else reproducible) and "float" in element
@@ -134,7 +134,8 @@ def _check_exact(what: str, op: str, rounding: Rounding | None, feedback: NDArra
         )
 
 
-def _check_feedback(feedback: NDArray[Any], array: NDArray[Any]) -> None:
+def check_feedback(feedback: NDArray[Any], array: NDArray[Any]) -> None:
+    """Raises TypeError and ValueError for what cannot hold an array's residual."""
     if not isinstance(feedback, np.ndarray):
         raise TypeError(f"feedback is a {type(feedback).__name__}: expected a numpy array")
     plain = feedback.flags.c_contiguous and feedback.flags.aligned and feedback.flags.writeable

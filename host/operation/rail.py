@@ -172,12 +172,12 @@ class FoldingRail(Rail, Protocol):
     def carries_rows(self) -> str:
         """Why ``collect`` carries nothing, for people to read; empty where it does."""
 
-    def repeated(self, request: AllreduceRequest) -> RepeatedKind | None:
+    def prepare(self, request: AllreduceRequest) -> RepeatedKind | None:
         """Prepares the kind of a request that has just been carried, for ``repeat``; None where it has to go through
-        ``allreduce`` each time."""
+        ``allreduce`` each time.  ``request.prepared.fold`` is what it has returned before, if it has."""
 
     def repeat(self, like: Any, source: Array, out: Array, number: int, name: str) -> int | None:
-        """Carries an allreduce of a kind that ``repeated`` gave, of plain arrays that are the same memory or do not
+        """Carries an allreduce of a kind that ``prepare`` gave, of plain arrays that are the same memory or do not
         overlap, in few steps.  Returns the number of packets sent again; None, and has sent nothing, where ``begin``
         and ``allreduce`` are to be called."""
 

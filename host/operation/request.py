@@ -10,6 +10,7 @@ import msgspec
 
 from netfold.host.operation.arrays import Array, Flat
 from netfold.host.operation.coding import PLAIN, Coding
+from netfold.host.operation.prepared import PreparedCall
 from netfold.host.operation.reduction import Reduction
 
 ALLREDUCE = "allreduce"
@@ -32,6 +33,7 @@ class AllreduceRequest(msgspec.Struct, frozen=True):
     algorithm  an algorithm between the hosts, or "innet"; None: the caller names none
     feedback   float32, as many as ``source`` has: the residual of narrow lanes, which is added first and then replaced
     name       the caller's name for it; it may differ between ranks
+    prepared   what earlier requests of its kind have found out; None: each is decided anew
 
     Arrays have any shape and layout at first; a ``Rail`` gets them flat (``conversion``).
     """
@@ -44,6 +46,7 @@ class AllreduceRequest(msgspec.Struct, frozen=True):
     algorithm: str | None = None
     feedback: Array | None = None
     name: str = ALLREDUCE
+    prepared: PreparedCall | None = None
 
     @property
     def nbytes(self) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from msgspec import structs
@@ -23,16 +23,23 @@ from netfold.host.selection.choice import INNET, Collective
 from netfold.host.selection.measure import Measured
 from netfold.host.selection.peers import AUTO, Peers
 from netfold.host.selection.prospect import Prospect, Prospects
-from netfold.host.selection.repeated import Repeated
 from netfold.host.selection.rows import RowsDispatch
 from netfold.host.tracing.flight import Flight
 
-REMEMBERED: Final = 256
-"""Number of cached choices, by signature and size of the reduction: a program has a few, and beside a small tensor each
-step counts."""
 NO_SWITCHES: Final = "nothing folds for these ranks"
 
 log = logging.getLogger("netfold")
+
+
+class Chosen(NamedTuple):
+    """What carries a kind of allreduce, and what that followed from: it holds while none of these is replaced."""
+
+    hosts: Peers
+    switches: FoldingRail | None
+    measured: Measured | None
+    """The figures by which costs were compared."""
+    way: str
+    """INNET, or an algorithm between the hosts."""
 
 
 class Dispatch:
@@ -75,8 +82,6 @@ class Dispatch:
         self._always = always or rails is not None
         self._flight = flight
         self._me = me
-        self._choices: dict[tuple[object, ...], tuple[Measured | None, str]] = {}
-        """Signature of a reduction -> the figures by which costs were compared, and the cheapest way by these."""
         self.rows = self._rows()
         self._said_whole = hosts.size == 1 or switches is not None or (rails is not None and not rails.whole)
         """True if the warning that lanes are not narrowed has been logged, or is not needed."""
@@ -123,7 +128,6 @@ class Dispatch:
         operation, which goes on."""
         hosts.count_from(self.hosts.number)
         self.hosts = hosts
-        self._choices.clear()
         self.rows = self._rows()
 
     def _rows(self) -> RowsDispatch:
@@ -160,7 +164,6 @@ class Dispatch:
     def _fold_by(self, rail: FoldingRail | None) -> None:
         """From now on this rail folds, or nothing does."""
         self.switches = self._fold = rail
-        self._choices.clear()
         if rail is None:
             self.hosts.chooser.fold_by(None)
         else:
@@ -199,9 +202,8 @@ class Dispatch:
         if self._prospect is not None:
             self.foresee(request)
         switches = self.switches
-        what = _kind(request)
-        known = self._choices.get(what)
-        chosen = known[1] if known and known[0] is self.hosts.chooser.measured else self._choose(request, what)
+        known: Chosen | None = None if request.prepared is None else request.prepared.choice
+        chosen = known.way if known is not None and self._holds(known) else self._choose(request)
         fallback = ""
         if switches is not None:
             if chosen == INNET and not switches.begin(request.number):
@@ -227,15 +229,17 @@ class Dispatch:
                 flight.count_retransmissions(after - before)
         return saturated if carried is request else saturated + deliver(carried, request)
 
-    def repeated(self, request: AllreduceRequest) -> Repeated | None:
-        """The prepared fold for allreduces like this one, which has just been made; None: each is examined anew."""
-        rail, chooser = self.switches, self.hosts.chooser
-        if rail is None or not are_plain(request) or self._choices.get(_kind(request)) != (chooser.measured, INNET):
-            return None
-        like = rail.repeated(request)
-        if like is None:
-            return None
-        return Repeated(self.hosts, chooser, chooser.measured, rail, like, request.reduction.element, request.coding)
+    def prepare(self, request: AllreduceRequest) -> None:
+        """Prepares allreduces like this one, which has just been carried, where the switches may fold them as they
+        are."""
+        prepared = request.prepared
+        known: Chosen | None = None if prepared is None else prepared.choice
+        if known is None or known.way != INNET or known.switches is None or not are_plain(request):
+            return
+        assert prepared is not None
+        like = known.switches.prepare(request)
+        if like is not None:
+            prepared.repeat_by(like)
 
     def reduce_scatter(self, request: AllreduceRequest, pieces: Sequence[slice]) -> None:
         """Fills ``request.out`` with this rank's piece of the reduction.  May measure.
@@ -378,18 +382,20 @@ class Dispatch:
         self.hosts.close()
 
     # ---- choosing ----------------------------------------------------------------------------------------------------
-    def _choose(self, request: AllreduceRequest, what: tuple[object, ...]) -> str | None:
-        """INNET, an algorithm between the hosts, or None for the hosts' own choice, which is remembered.
+    def _holds(self, known: Chosen) -> bool:
+        """True if a request of its kind would be carried in the same way if that were decided anew."""
+        hosts = self.hosts
+        return known.hosts is hosts and known.switches is self.switches and known.measured is hosts.chooser.measured
 
-        what  the key of such a request in ``_choices``
-        """
+    def _choose(self, request: AllreduceRequest) -> str | None:
+        """INNET, an algorithm between the hosts, or None for the hosts' own choice.  A certain one is remembered."""
         chosen = self._choose_anew(request)
         measured = self.hosts.chooser.measured
         # what is certain without measuring stays so: of several rails, too, which choose by themselves
         asked = request.algorithm is not None and request.algorithm != AUTO
         sure = asked or measured is not None or self._rails is not None or self._sure(request.coding.lane_bits)
-        if chosen is not None and sure and len(self._choices) < REMEMBERED:
-            self._choices[what] = measured, chosen
+        if request.prepared is not None:
+            request.prepared.choose(Chosen(self.hosts, self.switches, measured, chosen) if chosen and sure else None)
         return chosen
 
     def _choose_anew(self, request: AllreduceRequest) -> str | None:
@@ -427,14 +433,6 @@ class Dispatch:
         what = f"{reduction.op} of {nbytes // reduction.dtype.itemsize} x {reduction.said}"
         what = what if collective == "allreduce" else f"{collective}, {what}"
         return self.hosts.choice(nbytes, what, folded=nbytes, collective=collective).algorithm
-
-
-def _kind(request: AllreduceRequest) -> tuple[object, ...]:
-    """All that a choice follows from but the costs."""
-    reduction, coding = request.reduction, request.coding
-    return (
-        request.source.nbytes, reduction.op, reduction.element, request.algorithm, coding.lane_bits, coding.saturate,
-    )
 
 
 def _as_asked(coding: Coding) -> str:

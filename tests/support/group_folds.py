@@ -148,7 +148,7 @@ class MemoryFold:
         request.out[...] = self._switches.sum(self._ranks, self._name, request.number, request.source)
         return 0
 
-    def repeated(self, request: AllreduceRequest) -> None:
+    def prepare(self, request: AllreduceRequest) -> None:
         return None
 
     def trial(self, data: Any, number: int) -> None:

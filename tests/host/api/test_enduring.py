@@ -15,6 +15,7 @@ from netfold.host.api.assembly import RailName
 from netfold.host.api.change import RankChange
 from netfold.host.api.communicator import Communicator
 from netfold.host.api.enduring import EnduringCommunicator
+from netfold.host.api.members import Members
 from netfold.host.api.together import Together
 from netfold.host.api.work import OperationSequencer
 from netfold.host.errors import Aborted, Closed, PeerLost, RanksChanged
@@ -245,7 +246,7 @@ def test_groups_of_ranks_that_were_are_refused_and_break_nothing() -> None:
         group = comm.group([0, 1])
         parts = comm._parts
         parts.sequencer.begin_anew("job 'x', rank 0 of 2", Flight("x", comm.rank, 2))
-        comm._begin_anew(parts.dispatch, parts.sequencer, parts.coding, 1)
+        comm._begin_anew(Members(parts.dispatch, parts.sequencer), parts.coding)
         with pytest.raises(Closed, match="make the group anew"):
             group.allreduce(np.ones(4, np.int32))
         np.testing.assert_array_equal(comm.allreduce(np.ones(4, np.int32)), np.full(4, 2))

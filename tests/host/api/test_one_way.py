@@ -20,7 +20,7 @@ from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.testing.loopback import loopback_job, on_every_rank
 
-MOST = 6
+MOST = 7
 """Largest number of Python frames between the user's call and what sends, both not counted."""
 
 
@@ -48,7 +48,7 @@ def frames_below(monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> l
 
 
 def test_few_frames_lie_between_a_call_and_the_native_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the switches fold, they are the checks, the choice, the rail, its loop, and the binding of the engine."""
+    """Where the switches fold, they are the call, its kind, the choice, the rail, its loop and the binding."""
     stacks = frames_below(monkeypatch, Io, "run")
     with loopback_job(2, rail="innet") as comms:
         on_every_rank(comms, user)
@@ -57,7 +57,7 @@ def test_few_frames_lie_between_a_call_and_the_native_engine(monkeypatch: pytest
 
 
 def test_few_frames_lie_between_a_call_and_the_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the hosts, they are the checks, the choice, the ranks' algorithm, and what drives it."""
+    """Between the hosts, they are the call, its kind, the choice, the ranks' algorithm, and what drives it."""
     monkeypatch.setenv("NETFOLD_ALGO", "ring")
     stacks = frames_below(monkeypatch, TcpMesh, "wait")
     with loopback_job(2, rail="tcp") as comms:
