@@ -19,7 +19,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from netfold.host.api import assembly
 from netfold.host.api.assembly import JoinSettings, Parts, RailName
@@ -38,6 +38,8 @@ from netfold.wire.jobs import Plan
 log = logging.getLogger("netfold")
 
 OnLoss = Literal["raise", "shrink"]
+_kinds: dict[OnLoss, type[Communicator]] = {}
+"""Values of ``on_loss`` other than "raise" -> their classes, whose modules ``netfold.host.api`` imports."""
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 """The open communicators of this process, which leave their jobs when it ends."""
 
@@ -113,7 +115,7 @@ class Communicator(Group):
                      rail="roce" alone; default $NETFOLD_PATHS, or "planned" (docs/ethereal.md)
         Raises JoinRefused, PlanError, TransportError, ValueError.
         """
-        kind = cls._that(on_loss)
+        kind = cls._kind(on_loss)
         settings = JoinSettings(address, rail, lane_bits, algorithm, helpers, timeout, reproducible, paths)
         parts = assembly.join(
             job, rank, world, settings, controller=controller, join_timeout=join_timeout, path_mtu=path_mtu,
@@ -147,23 +149,27 @@ class Communicator(Group):
 
         The parameters and errors are those of ``join``; ``join_timeout`` is for the others' ``grow``.
         """
-        kind = cls._that(on_loss)
+        kind = cls._kind(on_loss)
         settings = JoinSettings(address, rail, lane_bits, algorithm, (), timeout, reproducible, paths)
         parts = assembly.join(
             job, 0, 1, settings, controller=controller, join_timeout=join_timeout, token=token, joining=True
         )
         return kind(parts)
 
+    def __init_subclass__(cls, *, on_loss: OnLoss = "raise", **kwargs: Any) -> None:
+        """Declares which ``join(on_loss=)`` makes objects of this subclass; "raise": none."""
+        super().__init_subclass__(**kwargs)
+        if on_loss != "raise":
+            _kinds[on_loss] = cls
+
     @classmethod
-    def _that(cls, on_loss: OnLoss) -> type[Communicator]:
+    def _kind(cls, on_loss: OnLoss) -> type[Communicator]:
         """The class of communicators that treat a lost rank this way.  Raises ValueError."""
         if on_loss == "raise":
             return cls
-        if on_loss != "shrink":
+        if on_loss not in _kinds:
             raise ValueError(f"on_loss={on_loss!r}: expected 'raise' or 'shrink'")
-        from netfold.host.api.enduring import EnduringCommunicator
-
-        return EnduringCommunicator
+        return _kinds[on_loss]
 
     @classmethod
     def of_plan(

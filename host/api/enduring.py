@@ -40,7 +40,7 @@ OTHERS: Final = (
 log = logging.getLogger("netfold")
 
 
-class EnduringCommunicator(Communicator):
+class EnduringCommunicator(Communicator, on_loss="shrink"):
     """A communicator created by ``Communicator.join(on_loss="shrink")``."""
 
     def __init__(self, parts: Parts) -> None:

@@ -6,17 +6,21 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import torch
-
-if TYPE_CHECKING:
-    from netfold.host.staging.device import DeviceEvent
 
 LEAST: Final = 1 << 16
 """Bytes of the smallest buffer."""
 AHEAD: Final = 256 << 20
 """Bytes of buffers up to which copies are made before their turn, and most bytes of unused buffers that are kept."""
+
+
+class LastUse(Protocol):
+    """The end of the copies that use a buffer (``device.DeviceEvent``)."""
+
+    def query(self) -> bool:
+        """True once they are done."""
 
 
 class Pool:
@@ -29,7 +33,7 @@ class Pool:
         self._make = make
         self._lock = threading.Lock()
         self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
-        self._returning: deque[tuple[DeviceEvent, torch.Tensor]] = deque()
+        self._returning: deque[tuple[LastUse, torch.Tensor]] = deque()
         """Returned buffers, with the event after which copies no longer use them."""
         self.taken = 0
         """Bytes of buffers in use, including those that copies still use."""
@@ -56,7 +60,7 @@ class Pool:
                 self.taken -= size
             raise
 
-    def give(self, buffer: torch.Tensor, after: DeviceEvent) -> None:
+    def give(self, buffer: torch.Tensor, after: LastUse) -> None:
         """Takes a buffer back, which is used again after this event."""
         with self._lock:
             self._returning.append((after, buffer))
