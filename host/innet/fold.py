@@ -207,7 +207,7 @@ class FoldRail(FoldLoop):
             self._lost = error if isinstance(error, NetFoldError) else NetFoldError(f"cut off by {error!r}")
 
     @property
-    def carries_rows(self) -> str:
+    def rows_refusal(self) -> str:
         """Why ``collect`` carries nothing; empty where it does."""
         return "ranks with RDMA NICs fold allreduces alone" if self._plan.verb == "send" else ""
 

@@ -137,7 +137,7 @@ class ParallelFold:
         """As of a ``FoldRail`` of windowed ranks."""
         return folds(reduction.op, reduction.element)
 
-    carries_rows = ""
+    rows_refusal = ""
     """Empty: the rail carries rows."""
 
     def collect(self, request: RowsRequest) -> None:

@@ -169,7 +169,7 @@ class FoldingRail(Rail, Protocol):
         """The operations, bytes and retransmissions of ``stats``, which may be read on any thread, at any time."""
 
     @property
-    def carries_rows(self) -> str:
+    def rows_refusal(self) -> str:
         """Why ``collect`` carries nothing, for people to read; empty where it does."""
 
     def prepare(self, request: AllreduceRequest) -> RepeatedKind | None:

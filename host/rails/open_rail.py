@@ -220,7 +220,7 @@ class OpenRail:
     @property
     def carries_rows(self) -> bool:
         """True if its switches carry a ``RowsRequest``."""
-        return isinstance(self._rail, FoldRail) and not self._rail.carries_rows
+        return isinstance(self._rail, FoldRail) and not self._rail.rows_refusal
 
     def collect(self, request: RowsRequest) -> None:
         """Carries a collective of rows through its switches.  Raises RailDown where the rail was closed."""

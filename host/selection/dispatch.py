@@ -257,7 +257,7 @@ class Dispatch:
             self.foresee(request)
         if self.rows.reduce_scatter(request, pieces):
             return
-        if (self.switches is None or self.switches.carries_rows) and self._choose_scatter(request) == INNET:
+        if (self.switches is None or self.switches.rows_refusal) and self._choose_scatter(request) == INNET:
             # These give the whole sum to every rank in one multicast: all links are as busy as one.
             whole = np.empty(source.shape, native(source))
             self.allreduce(structs.replace(request, out=whole, algorithm=INNET))

@@ -54,7 +54,7 @@ class RowsDispatch:
     @property
     def refusal(self) -> str:
         """Why the switches carry no rows in this job; empty where they do."""
-        return self._why if self._switches is None else self._switches.carries_rows
+        return self._why if self._switches is None else self._switches.rows_refusal
 
     @property
     def joins(self) -> bool:
@@ -192,7 +192,7 @@ class RowsDispatch:
     ) -> bool:
         """True if the switches carry it; the same on all ranks.  May measure."""
         switches, hosts = self._switches, self._hosts
-        if switches is None or switches.carries_rows or algorithm not in (None, INNET):
+        if switches is None or switches.rows_refusal or algorithm not in (None, INNET):
             return False
         if request is not None and not self._takes(request.reduction, request.coding):
             return False

@@ -126,7 +126,7 @@ class MemoryFold:
     name = "innet"
     narrows = True
     retransmissions = 0
-    carries_rows = "a test"
+    rows_refusal = "a test"
     shared_memory_rate = 0.0
     suffices = False
 
