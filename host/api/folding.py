@@ -61,11 +61,10 @@ def open_fold(
 def _agreement(membership: Membership, mesh: Mesh, timeout: float) -> Agreement:
     """How the ranks exchange their obstacles: through the controller, or over the mesh if no controller watches
     them."""
-    client = membership.client
-    if client is None:
+    if membership.client is None:
         return agreed_over(mesh)
 
     def agree(lacks: str) -> Mapping[int, str]:
-        return {rank: printable(why) for rank, why in membership.opened(client, lacks, timeout).items()}
+        return {rank: printable(why) for rank, why in membership.opened(lacks, timeout).items()}
 
     return agree

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec import structs
 
+from netfold.host.client.fold_client import FoldClient
 from netfold.host.client.fold_control import NO_CONTROLLER, FoldControl
 from netfold.host.client.jobs import JobClient
 from netfold.host.errors import NetFoldError
@@ -24,6 +25,7 @@ class Membership:
     def __init__(self, plan: Plan, client: JobClient | None = None) -> None:
         self._plan = plan
         self._client = client
+        self._folding = None if client is None else FoldClient(client)
         self._left = False
         self._watcher = None if client is None else client.watch(lambda: self._plan)
 
@@ -53,9 +55,9 @@ class Membership:
 
     def fold_control(self, timeout: float) -> FoldControl:
         """The functions by which a fold talks to the controller; it waits for ``timeout`` seconds for new trees."""
-        if self._client is None or self._watcher is None:
+        if self._folding is None or self._watcher is None:
             return NO_CONTROLLER
-        return self._client.fold_control(self._plan, self._watcher.job_error, timeout, self._go_on_by)
+        return self._folding.fold_control(self._plan, self._watcher.job_error, timeout, self._go_on_by)
 
     def steer(self, rail: FoldingRail) -> None:
         """Lets the controller halt this rail from now on, and wait until it has settled."""
@@ -63,14 +65,14 @@ class Membership:
             self._watcher.on_halt(rail.halt)
             self._watcher.on_settle(rail.settle)
 
-    def opened(self, client: JobClient, lacks: str, timeout: float) -> Mapping[int, str]:
+    def opened(self, lacks: str, timeout: float) -> Mapping[int, str]:
         """Tells the controller what this rank lacks to fold, "" for nothing, and returns what each rank lacks, by rank.
-        Raises CollectiveTimeout, JobEnded.
+        Call it only where there is a controller.  Raises CollectiveTimeout, JobEnded.
 
-        client   that of this membership
         timeout  seconds to wait for the other ranks
         """
-        answer = client.opened(self._plan, lacks, timeout)
+        assert self._folding is not None
+        answer = self._folding.opened(self._plan, lacks, timeout)
         if answer.ticket.value:
             self._plan = structs.replace(self._plan, ticket=answer.ticket)
         return answer.lacking

@@ -255,7 +255,7 @@ def test_a_controller_that_dies_in_the_second_step_ends_the_join(
         raise Refusal(Code.UNAVAILABLE, "the controller is being started anew")
 
     monkeypatch.setattr(job, "_answer", connect)
-    monkeypatch.setattr("netfold.host.client.jobs.CONNECT_TIMEOUT", 1.0)
+    monkeypatch.setattr("netfold.host.client.fold_client.CONNECT_TIMEOUT", 1.0)
     started = time.monotonic()
     with pytest.raises(NetFoldError, match=r"connect|UNAVAILABLE|DEADLINE"):
         joined(job, f"controller {how}", timeout=1.0, join_timeout=2.0)
