@@ -49,6 +49,8 @@ class Clos(PathGraph):
 
     @property
     def layers(self) -> int:
+        if has_single_climbs({switch: [hop.head for hop in hops] for switch, hops in self._up.items()}, self.tier):
+            return 1
         most: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))  # climbs of the two leaves that have most
         for leaf in self.leaves:
             for top, ways in self.climbs(leaf).items():
@@ -133,12 +135,15 @@ class Clos(PathGraph):
 
 def tiers(graph: nx.MultiGraph[str]) -> dict[str, int]:
     """The tier of each switch that a host reaches, in the graph's order: its distance from the nearest one."""
-    import networkx as nx
-
     kinds: dict[str, str] = dict(graph.nodes(data="kind"))
-    hosts = {node for node, kind in kinds.items() if kind == "host"}
-    distance = nx.multi_source_dijkstra_path_length(graph, hosts, weight=None) if hosts else {}
-    return {node: int(distance[node]) for node, kind in kinds.items() if kind == "switch" and node in distance}
+    distance = {node: 0 for node, kind in kinds.items() if kind == "host"}
+    pending = list(distance)
+    for node in pending:
+        for far in graph.adj[node]:
+            if far not in distance:
+                distance[far] = distance[node] + 1
+                pending.append(far)
+    return {node: distance[node] for node, kind in kinds.items() if kind == "switch" and node in distance}
 
 
 def is_clos(graph: nx.MultiGraph[str]) -> bool:
@@ -148,9 +153,33 @@ def is_clos(graph: nx.MultiGraph[str]) -> bool:
     if max(tier.values(), default=1) > 3 or any(
             tier.get(a) == tier.get(b) for a, b in graph.edges() if a in tier and b in tier):
         return False
-    clos = Clos(graph)
-    above = [set(clos.climbs(leaf)) for leaf in clos.leaves]
-    return not above or bool(set.intersection(*above)) or all(a & b for at, a in enumerate(above) for b in above[:at])
+    above = climbed({switch: [far for far in graph.adj[switch] if tier.get(far, 0) > tier[switch]] for switch in tier},
+                    tier)
+    leaves = [switch for switch in tier if tier[switch] == 1]
+    masks = {above[leaf] for leaf in leaves}
+    return len(leaves) < 2 or all(a & b for a in masks for b in masks)
+
+
+def climbed(up: Mapping[str, Sequence[str]], tier: Mapping[str, int]) -> dict[str, int]:
+    """The switches above each switch, as numbers with a bit for each: the n-th bit is that of the n-th in ``tier``.
+
+    up  the neighbours of the next tier, once for each link
+    """
+    bits = {switch: 1 << place for place, switch in enumerate(tier)}
+    above: dict[str, int] = {}
+    for switch in sorted(tier, key=tier.__getitem__, reverse=True):
+        found = 0
+        for far in up[switch]:
+            found |= bits[far] | above[far]
+        above[switch] = found
+    return above
+
+
+def has_single_climbs(up: Mapping[str, Sequence[str]], tier: Mapping[str, int]) -> bool:
+    """True if at most one climb leads from every switch to each one above it; arguments as of `climbed`."""
+    above = climbed(up, tier)
+    return all(len(set(far)) == len(far) and sum(above[node].bit_count() for node in far) + len(far)
+               == above[switch].bit_count() for switch, far in up.items())
 
 
 def paths_of(graph: nx.MultiGraph[str]) -> type[PathGraph]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
@@ -256,9 +257,18 @@ class Fabric(Settings, frozen=True, kw_only=True, dict=True):
 
     def leaf_of(self) -> dict[str, str]:
         """The name of each host's leaf, by the host's name."""
-        switches = {switch.name for switch in self.switches}
-        ends = [pair for link in self.links for pair in (link.ends, link.ends[::-1])]
-        return {host.node: leaf.node for host, leaf in ends if host.node not in switches}
+        return dict(self._leaf_of)
+
+    @cached_property
+    def _leaf_of(self) -> dict[str, str]:
+        found = {}
+        for link in self.links:
+            a, b = link.ends
+            if a.node not in self._switches:
+                found[a.node] = b.node
+            elif b.node not in self._switches:
+                found[b.node] = a.node
+        return found
 
     def graph(self) -> nx.MultiGraph[str]:
         """The fabric as a networkx graph, which the planners take.
@@ -299,6 +309,11 @@ class Up(NamedTuple):
         return graph
 
 
+def ip_number(address: str) -> int:
+    """An IPv4 address as a number."""
+    return int.from_bytes(socket.inet_aton(address), "big")
+
+
 def bits_per_second(rate: str) -> int:
     """A rate in tc's units (``100mbit``, ``2.5gbit``) in bit/s.  Raises FabricError."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)(bit|kbit|mbit|gbit|tbit)", rate, re.ASCII)
@@ -313,7 +328,7 @@ def _named(nodes: Mapping[str, Node], name: str) -> Node:
     return nodes[name]
 
 
-@lru_cache(maxsize=1 << 17)
+@lru_cache(maxsize=1 << 19)
 def _end(text: str) -> End:
     node, _, port = text.rpartition(":")
     if not node or not re.fullmatch(r"\d{1,9}", port, re.ASCII):

@@ -22,10 +22,9 @@ from netfold.controller.switch.tables import (
     REWRITE,
     REWRITE_RC,
     BySwitch,
-    ip_number,
     mac_number,
 )
-from netfold.fabric.graph import Fabric, Host
+from netfold.fabric.graph import Fabric, Host, ip_number
 from netfold.fabric.slots import Holding, Stream
 from netfold.fabric.trees import Child, Fold
 from netfold.wire import roce

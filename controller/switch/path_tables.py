@@ -28,10 +28,9 @@ from netfold.controller.switch.tables import (
     USE,
     BySwitch,
     Mode,
-    ip_number,
     mac_number,
 )
-from netfold.fabric.graph import Fabric
+from netfold.fabric.graph import Fabric, ip_number
 from netfold.fabric.prefixes import Prefix, prefixes_of
 from netfold.fabric.routes import NextHop
 

@@ -10,17 +10,15 @@ Those of the fold are made by fold_tables.py, those of routes and paths by path_
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from itertools import accumulate
 from typing import Final, Literal
 
 from netfold.controller.switch.entities import Clone, Entity, Entry, MeterRate
-from netfold.fabric.graph import End, Fabric, Link
+from netfold.fabric.graph import End, Fabric, Link, ip_number
 
 ROUTERS: Final = "224.0.0.2"
 """Multicast address of all routers on a link (RFC 1112), such as link probes have: switches send them to the CPU."""
@@ -208,12 +206,6 @@ def merge(parts: Iterable[Mapping[str, Sequence[Entity]]]) -> BySwitch:
 
 def _seed(seed: int, sender: End, receiver: End) -> int:
     return zlib.crc32(f"{seed} {sender}>{receiver}".encode())
-
-
-@lru_cache(maxsize=1 << 16)
-def ip_number(address: str) -> int:
-    """An IPv4 address as a key or parameter of an entry."""
-    return int(ipaddress.IPv4Address(address))
 
 
 def mac_number(mac: str) -> int:

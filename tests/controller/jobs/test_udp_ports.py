@@ -12,6 +12,7 @@ from msgspec import structs
 
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
+from netfold.fabric.graph import ip_number
 from netfold.wire import roce
 from netfold.wire.jobs import AllOpened, Opened, Plan, Reform, Reformed, Watch
 from support.controller import run, until
@@ -34,7 +35,7 @@ def told(plans: list[Plan]) -> set[tuple[int, ...]]:
 
 def written(r: Rig) -> set[int]:
     """UDP destination ports of what switches send to ranks."""
-    hosts = {tables.ip_number(host.address) for host in r.fabric.hosts}
+    hosts = {ip_number(host.address) for host in r.fabric.hosts}
     entries = [entry for switch in r.switches.values() for entry in switch.state.values() if isinstance(entry, Entry)]
     params = [dict(entry.params) for entry in entries if entry.action == tables.REWRITE]
     assert {one["dport"] for one in params if one["dst"] not in hosts} <= {roce.UDP_PORT}, "between switches"
