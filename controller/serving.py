@@ -15,8 +15,8 @@ from netfold.rpc.certificates import Certificates
 from softswitch.runtime import connections
 from softswitch.runtime.connections import ConnectionWatch
 
-MAX_CALLS: Final = 1 << 16
-"""Most calls that are open at once: 32 streams of each of 2,000 ranks."""
+MAX_CALLS: Final = 1 << 17
+"""Most calls that are open at once: 32 streams of each of 4,096 ranks."""
 _SERVER_OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
     # gRPC ends calls as CANCELLED, which says to ranks that the controller is gone, where nobody has taken them within
@@ -28,8 +28,8 @@ _SERVER_OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 5000),
 )
-MAX_CONNECTIONS: Final = 1 << 13
-"""Most connections at once.  Half of them are served, the others are left for newcomers; each of 2,000 ranks has
+MAX_CONNECTIONS: Final = 17 << 10
+"""Most connections at once.  Half of them are served, the others are left for newcomers; each of 4,096 ranks has
 two."""
 STOP_GRACE: Final = 1.0
 """Seconds that open calls have when the server stops."""

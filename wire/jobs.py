@@ -44,9 +44,11 @@ from netfold.wire.bounds import (
 from netfold.wire.roce import PATH_MTU, UDP_PORT
 
 SERVICE: Final = "netfold.Jobs"
-PROTOCOL: Final = 15
+PROTOCOL: Final = 16
 """Version of packets and messages, raised whenever one changes its meaning: sides with different versions refuse each
 other."""
+MAX_WORLD: Final = 4096
+"""Most ranks of a job."""
 LANE_BITS: Final = (32, 16, 8)
 """Widths in bits that the lanes of float32 sums may have."""
 RankKind = Literal["windowed", "rc"]

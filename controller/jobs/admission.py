@@ -12,12 +12,9 @@ from netfold.controller.jobs.job import Job
 from netfold.fabric.graph import Fabric, Tenant
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire import listeners
-from netfold.wire.jobs import LANE_BITS, PROTOCOL, Join
+from netfold.wire.jobs import LANE_BITS, MAX_WORLD, PROTOCOL, Join
 from netfold.wire.roce import PATH_MTUS, UDP_PORT, UDP_PORTS, is_udp_port
 
-MAX_WORLD: Final = 4096
-"""Most ranks of a job that the controller plans.  Our own ranks are 1,023 at most, since the lanes of a block with Inf
-or NaN can count no more of them (host/client/plans.py)."""
 MAX_TIMEOUT: Final = 600.0
 
 

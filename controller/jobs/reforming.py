@@ -26,11 +26,11 @@ from typing import Final
 
 from msgspec import structs
 
-from netfold.controller.jobs.admission import MAX_WORLD, check_against, check_tcp, refuse
+from netfold.controller.jobs.admission import check_against, check_tcp, refuse
 from netfold.controller.jobs.job import Gathering, Job
 from netfold.fabric.graph import Tenant
 from netfold.rpc.rpc import Code, Refusal
-from netfold.wire.jobs import Change, Join, RankLost, Reform
+from netfold.wire.jobs import MAX_WORLD, Change, Join, RankLost, Reform
 
 log = logging.getLogger("netfold.controller")
 

@@ -23,7 +23,7 @@ from netfold.host.api.group_folds import GroupFolds, GroupMeans, JoinedGroup
 from netfold.host.api.work import OperationSequencer
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.membership import Membership
-from netfold.host.client.plans import MAX_WORLD, check_plan, fabric_of, path_reason, ring_order, sharing
+from netfold.host.client.plans import check_plan, fabric_of, path_reason, ring_order, sharing
 from netfold.host.collectives.open_on_all import Unfit
 from netfold.host.environment import ADDRESS_VARIABLE
 from netfold.host.errors import JoinRefused, PlanError
@@ -50,7 +50,7 @@ from netfold.host.selection.peers import ALGORITHM_VARIABLE, AUTO, KNOWN, Peers
 from netfold.host.tracing.flight import Flight
 from netfold.host.tracing.timeline import Timeline, timeline_from_environment
 from netfold.rpc.channel import CONTROLLER_VARIABLE
-from netfold.wire.jobs import Join, Plan
+from netfold.wire.jobs import MAX_WORLD, Join, Plan
 
 RailName = Literal["auto", "innet", "verbs", "tcp", "roce"]
 
@@ -180,7 +180,7 @@ def join(
     if not 0 <= rank < world:
         raise ValueError(f"rank={rank}, world={world}: expected 0 <= rank < world")
     if world > MAX_WORLD:
-        raise ValueError(f"world={world}: at most {MAX_WORLD} ranks fold into one sum")
+        raise ValueError(f"world={world}: at most {MAX_WORLD} ranks are in one job")
     specs = specs_of(rails, asked=settings.rail != "auto")
     if len(specs) > 1 and joining:
         raise ValueError(f"rails={rails!r}: a rank joins a running job over one rail alone; give rail=")

@@ -9,10 +9,7 @@ from collections.abc import Sequence
 from netfold.host.client import addresses
 from netfold.host.errors import PlanError
 from netfold.wire import roce
-from netfold.wire.jobs import Peer, Plan
-
-MAX_WORLD = 1023
-"""Largest number of ranks, limited by how the lanes encode Inf and NaN (native/quantise.h)."""
+from netfold.wire.jobs import MAX_WORLD, Peer, Plan
 
 
 def ring_order(plan: Plan) -> list[int]:

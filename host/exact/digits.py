@@ -94,7 +94,7 @@ class ExactSum:
     kind     of ``KINDS``
     x        this rank's contribution, flat: float32 or float64
     bounds   what the ranks agreed on, the largest of all ranks' ``scan``; checked by the caller
-    world    number of ranks, 1 .. 1023
+    world    number of ranks, 1 .. MAX_WORLD
     divisor  what the sum is divided by, before it is rounded
     """
 

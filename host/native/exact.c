@@ -10,8 +10,8 @@
 
 typedef __int128 signed_wide;
 
-#define LIMBS 72 /* of 32 bits: a float64 has 2098 bits, a sum of 1023 of them 10 more */
-#define SPARE 16 /* bits of a wide block's head below the significand of its largest element, at least */
+#define LIMBS 72 /* of 32 bits: a float64 has 2098 bits, a sum of 4096 of them 12 more */
+#define SPARE 16 /* bits of a wide block's head below the significand of its largest element, 13 of 4096 ranks */
 #define PLUS 1u  /* counts in the lane of a special block */
 #define MINUS (1u << 16)
 

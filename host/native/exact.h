@@ -55,7 +55,7 @@ typedef struct {
 
 enum { NF_EXACT_WIDE_BLOCK = 1, NF_EXACT_SPECIAL_BLOCK = 2 };
 
-/* How a sum over `world` ranks (1 .. 1023) is coded, divided by `divisor` (1: a sum). */
+/* How a sum over `world` ranks (1 .. NF_MAX_WORLD) is coded, divided by `divisor` (1: a sum). */
 void nf_exact_coding_of(uint32_t kind, uint32_t world, uint32_t divisor, nf_exact_coding *how);
 
 /* For each block of n values, `high` and minus `low`, so that the largest over the ranks is what they agree on. */

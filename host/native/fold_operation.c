@@ -10,7 +10,7 @@ nf_fold *nf_fold_open(uint32_t address, uint16_t port, uint32_t world, uint32_t 
     *why = "out of memory";
     if (world < 1 || world > NF_MAX_WORLD || n_trees < 1 || n_trees > NF_MAX_TREES || max_run < 1 ||
         (path_mtu != NF_MIN_PATH_MTU && path_mtu != NF_MAX_PATH_MTU)) {
-        *why = "expected 1..1023 ranks, a path MTU of 1024 or 4096, 1..64 trees and runs of at least 1 packet";
+        *why = "expected 1..4096 ranks, a path MTU of 1024 or 4096, 1..64 trees and runs of at least 1 packet";
         return NULL;
     }
     nf_fold *f = calloc(1, sizeof *f);

@@ -8,11 +8,10 @@
 
 #include "float_bits.h"
 
-/* Counts of special values in one lane, 10 bits each. */
-#define PLUS_INF (1u << 0)
-#define MINUS_INF (1u << 10)
-#define NOT_A_NUMBER (1u << 20)
-#define COUNT ((uint32_t)NF_MAX_WORLD)
+/* Counts of special values in one lane, 16 bits each. */
+#define PLUS 1u
+#define MINUS (1u << 16)
+#define COUNT 0xffffu
 
 unsigned nf_headroom(uint32_t world) {
     unsigned bits = 0;
@@ -53,7 +52,7 @@ uint32_t nf_block_exponent(const float *x, size_t n) {
 
 static void count_specials(const float *x, size_t n, nf_lane *wire) {
     for (size_t i = 0; i < n; i++) {
-        uint32_t word = isnan(x[i]) ? NOT_A_NUMBER : isinf(x[i]) ? (x[i] > 0 ? PLUS_INF : MINUS_INF) : 0;
+        uint32_t word = isnan(x[i]) ? PLUS | MINUS : isinf(x[i]) ? (x[i] > 0 ? PLUS : MINUS) : 0;
         wire[i] = __builtin_bswap32(word);
     }
 }
@@ -61,10 +60,10 @@ static void count_specials(const float *x, size_t n, nf_lane *wire) {
 static void read_specials(const nf_lane *wire, size_t n, float *x) {
     for (size_t i = 0; i < n; i++) {
         uint32_t word = __builtin_bswap32(wire[i]);
-        bool plus = word & COUNT * PLUS_INF, minus = word & COUNT * MINUS_INF, nan = word & COUNT * NOT_A_NUMBER;
-        x[i] = nf_float_of(nan || plus == minus ? NF_FLOAT_QUIET_NAN
-                           : plus               ? NF_FLOAT_INFINITY
-                                                : NF_FLOAT_SIGN | NF_FLOAT_INFINITY);
+        bool plus = word & COUNT * PLUS, minus = word & COUNT * MINUS;
+        x[i] = nf_float_of(plus == minus ? NF_FLOAT_QUIET_NAN
+                           : plus        ? NF_FLOAT_INFINITY
+                                         : NF_FLOAT_SIGN | NF_FLOAT_INFINITY);
     }
 }
 

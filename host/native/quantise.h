@@ -17,9 +17,10 @@
  *
  * Special cases: an all-zero block gives +0 (the sign of -0 is lost).  A sum beyond float32's range is +-Inf, as in
  * float arithmetic.  Where any rank has an Inf or NaN in the block, E is NF_SPECIAL on all ranks, the lanes count
- * (+Inf: bits 0-9, -Inf: 10-19, NaN: 20-29; hence N <= 1023), and the result is NaN where a NaN or Infs of both signs
- * met, +-Inf where Infs of one sign did, and NaN for the block's other elements: their exponent was never agreed on,
- * and NaN says so to every rank where a made-up number would not.
+ * (bits 0-15: +Inf and NaN, 16-31: -Inf and NaN), and the result is NaN where both counts or none is above 0, and else
+ * the Inf of the one that is: NaN where a NaN or Infs of both signs met, +-Inf where Infs of one sign did, and NaN for
+ * the block's other elements: their exponent was never agreed on, and NaN says so to every rank where a made-up number
+ * would not.
  *
  * Narrower lanes are in narrow.h.
  */
@@ -27,7 +28,7 @@
 #define NF_QUANTISE_H
 #include "lanes.h"
 
-#define NF_MAX_WORLD 1023 /* ranks that the lanes of a block with Inf or NaN can count: 10 bits for each kind */
+#define NF_MAX_WORLD 4096 /* MAX_WORLD of wire/jobs.py; a block with Inf or NaN could count 65535 ranks */
 #define NF_SPECIAL 256    /* exponent lane of a block with Inf or NaN: above every biased exponent */
 
 unsigned nf_headroom(uint32_t world); /* L */

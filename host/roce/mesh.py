@@ -31,7 +31,7 @@ from netfold.host.roce import native
 from netfold.host.roce.clear_to_send import ENTRY_BYTES, ClearToSend, Message, PeerTransfers, call_text
 from netfold.host.roce.failover import PathFailover
 from netfold.host.roce.native import ANSWERED, ARRIVED, SENT, STALLED, UNTOLD, Endpoint, EndpointEvent, EndpointIo
-from netfold.host.roce.queue_pairs import MAX_OPEN, MOST_RANKS, QueuePairs
+from netfold.host.roce.queue_pairs import MAX_OPEN, QueuePairs
 from netfold.host.roce.sockets import open_endpoint
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire import roce
@@ -107,9 +107,6 @@ class RoceMesh(Mesh):
         if len(ports) > MOST_PORTS or len(set(ports)) < len(ports) or not all(0 < port < 65536 for port in ports):
             raise ValueError(f"ports={list(ports)}: expected up to {MOST_PORTS} different ports of 1 .. 65535")
         addresses = {peer.rank: peer.address for peer in plan.peers}
-        if plan.world > MOST_RANKS:
-            raise PlanError(f"plan of job {plan.job!r}: expected up to {MOST_RANKS} ranks, which is what queue pair "
-                            f"numbers tell apart, got {plan.world}; use the mesh over TCP")
         if len(set(addresses.values())) < plan.world:
             raise PlanError(f"plan of job {plan.job!r}: addresses {addresses}: queue pairs need one for each rank")
         self.rank, self.size, self.secret = plan.rank, plan.world, plan.secret

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue pairs between ranks: one for control, and one for each piece that messages to a peer are split into.
 
-    number   CONNECTION_BIT | the place (10 bits of the peer's rank, 5 of the lane: 0 for control) among 2^23 others, in
+    number   CONNECTION_BIT | the place (12 bits of the peer's rank, 5 of the lane: 0 for control) among 2^23 others, in
              an order that the job's secret gives them
     PSN      24 bits of a key of the job's secret, ranks and lane
 
@@ -30,8 +30,6 @@ log = logging.getLogger("netfold")
 
 CONNECTION_BIT = 0x800000
 """Bit that is set in the numbers of all these queue pairs, so that none has a number that InfiniBand reserves."""
-MOST_RANKS = 1 << 10
-"""Most ranks of a job: queue pair numbers have 10 bits for them."""
 MAX_OPEN = 64
 """Default number of queue pairs of a rank that are open at once."""
 

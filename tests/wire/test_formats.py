@@ -67,10 +67,12 @@ def test_p4_sizes_equal_the_python_ones() -> None:
 
 def test_c_sizes_equal_the_python_ones() -> None:
     """host/native and wire/roce.py name the same numbers."""
-    lanes, rc, own = ((ROOT / "host" / "native" / name).read_text() for name in ("lanes.h", "rc.h", "roce.h"))
+    lanes, rc, own, quantise = (
+        (ROOT / "host" / "native" / name).read_text() for name in ("lanes.h", "rc.h", "roce.h", "quantise.h"))
     assert c_define(lanes, "NF_BLOCK") == roce.BLOCK
     assert c_define(own, "NF_ORDER_BITS") == roce.ORDER_BITS
     assert c_define(rc, "NF_RC_ACKNOWLEDGE") == roce.Opcode.ACKNOWLEDGE
+    assert c_define(quantise, "NF_MAX_WORLD") == jobs.MAX_WORLD
 
 
 @given(st.binary(min_size=0, max_size=64), st.integers(0, 0xFFFF), st.integers(0, roce.PSN_MASK), st.integers(0, 255))

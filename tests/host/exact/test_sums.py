@@ -16,6 +16,7 @@ from netfold.host.exact.digits import BLOCK, ExactSum, most_lanes, scan
 from netfold.host.exact.signature import WORDS, check, signature
 from netfold.host.exact.sums import reduce_exactly
 from netfold.host.operation.reduction import ReduceOp, Reduction
+from netfold.wire.jobs import MAX_WORLD
 from support.exact import FORMATS, expected, reduce_in_memory, values_of
 
 SUMS: list[ReduceOp] = ["sum", "average"]
@@ -164,7 +165,7 @@ def test_usual_data_take_few_lanes_and_no_tails(element: str, lanes: int) -> Non
 
 def test_all_worlds_have_room() -> None:
     """For every number of ranks, the sum of the largest heads fits into a lane, and so do all ranks' counts."""
-    for world in range(1, 1024):
+    for world in range(1, MAX_WORLD + 1):
         for kind in ("float32", "float64"):
             x = np.array([1.0], np.float32 if kind == "float32" else np.float64)
             how = ExactSum(kind, x, scan(kind, x), world).coding
@@ -172,7 +173,7 @@ def test_all_worlds_have_room() -> None:
             assert world * 2**how.digit <= 2**31
             assert world < 2**how.flag
             assert how.wide <= how.most * how.digit
-            assert how.wide - how.flag >= 24 + 14
+            assert how.wide - how.flag >= 24 + 13
             assert how.most == most_lanes(kind, world)
 
 

@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from netfold.host.innet import native, quantise
+from netfold.wire.jobs import MAX_WORLD
 
 Floats = NDArray[np.float32]
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -66,7 +67,7 @@ def test_error_stays_within_the_stated_bound(
     assert (np.abs(result.astype(np.float64) - exact)[surely] <= limit[surely]).all()
 
 
-@given(st.integers(1, 1023), widths, st.integers(1, 0x7F7FFFFF), st.sampled_from([1.0, -1.0]), st.booleans())
+@given(st.integers(1, MAX_WORLD), widths, st.integers(1, 0x7F7FFFFF), st.sampled_from([1.0, -1.0]), st.booleans())
 def test_the_largest_values_of_any_world_do_not_overflow(
     world: int, bits: int, magnitude: int, sign: float, stochastic: bool
 ) -> None:

@@ -14,9 +14,10 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from netfold.host.innet import native, quantise
+from netfold.wire.jobs import MAX_WORLD
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
-worlds = st.sampled_from([1, 2, 3, 7, 8, 64, 127, 128, 129, 255, 256, 257, 511, 512, 1023])
+worlds = st.sampled_from([1, 2, 3, 7, 8, 64, 127, 128, 129, 255, 256, 257, 511, 512, 1023, 1024, 4095, MAX_WORLD])
 
 
 def reduce(sources: list[NDArray[np.float32]], divisor: float = 1.0) -> NDArray[np.float32]:
@@ -63,7 +64,7 @@ def test_worst_blocks_of_any_world_do_not_overflow(world: int, exponent: int, si
     assert abs(lane * world) < 2**31
 
 
-@given(st.integers(1, 1023))
+@given(st.integers(1, MAX_WORLD))
 def test_headroom_follows_the_arithmetic_of_its_comment(world: int) -> None:
     """L is ceil(log2 N) while a float's 24 bits cannot round up, and one more than enough beyond."""
     bits = quantise.headroom(world)
@@ -141,13 +142,25 @@ def test_inf_and_nan_reach_every_rank(rows: list[list[float]]) -> None:
             assert got == signs.pop()
 
 
-def test_specials_of_all_1023_ranks_are_counted() -> None:
-    """1023 ranks with the same special value fill a 10-bit count without running into the next."""
+@pytest.mark.parametrize("world", [1023, 1024, 2048, MAX_WORLD])
+def test_specials_of_all_ranks_are_counted(world: int) -> None:
+    """All ranks of the largest job with the same special value give that value: no count runs into the next one."""
     for value in (np.inf, -np.inf, np.nan):
         x = np.full(3, value, np.float32)
-        lane = quantise.quantise(x, quantise.scales(x), 1023).astype(np.int64) * 1023
-        result = quantise.dequantise(lane.astype(np.uint32).view(np.int32), 3, quantise.scales(x), 1023)
+        lane = quantise.quantise(x, quantise.scales(x), world).astype(np.uint32).astype(np.int64) * world
+        result = quantise.dequantise(lane.astype(np.uint32).view(np.int32), 3, quantise.scales(x), world)
         assert np.isnan(result).all() if np.isnan(value) else (result == value).all()
+
+
+@pytest.mark.parametrize("world", [3, MAX_WORLD])
+def test_a_single_special_among_all_ranks_decides(world: int) -> None:
+    """One rank with the other infinity, or with NaN, makes NaN of an infinity of all others."""
+    for common, single in ((np.inf, -np.inf), (-np.inf, np.inf), (np.inf, np.nan), (-np.inf, np.nan), (1.0, np.nan)):
+        x = [np.full(3, value, np.float32) for value in (common, single, np.inf)]
+        agreed = quantise.scales(x[2])
+        most, one = (quantise.quantise(values, agreed, world).astype(np.int64) for values in x[:2])
+        lanes = (most * (world - 1) + one).astype(np.uint32).view(np.int32)
+        assert np.isnan(quantise.dequantise(lanes, 3, agreed, world)).all()
 
 
 def test_an_infinity_leaves_other_blocks_alone() -> None:

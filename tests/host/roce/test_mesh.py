@@ -34,7 +34,7 @@ from netfold.host.roce.queue_pairs import CONNECTION_BIT, QueuePairs
 from netfold.host.selection.peers import Peers
 from netfold.testing import LoopbackSwitch, subnet
 from netfold.wire import roce
-from netfold.wire.jobs import Peer, Plan
+from netfold.wire.jobs import MAX_WORLD, Peer, Plan
 from support.collectives import TcpRanks, expected, inputs, values
 from support.roce_ranks import RoceRanks
 
@@ -293,8 +293,8 @@ def test_a_rank_that_leaves_in_the_middle_is_named() -> None:
 
 def test_numbers_of_queue_pairs_are_the_jobs_secret() -> None:
     """Ranks that have another secret, of the same job, epoch and addresses, have other queue pairs and PSNs; within a
-    job no rank has a number twice, whatever the secret."""
-    peers = [Peer(rank, f"127.0.1.{rank + 1}", "x:1") for rank in range(100)]
+    job of any size no rank has a number twice, whatever the secret."""
+    peers = [Peer(rank, f"127.0.{1 + rank // 250}.{1 + rank % 250}", "x:1") for rank in range(MAX_WORLD)]
     made = []
     for _ in range(2):
         connections: list[Connection] = []
@@ -312,11 +312,11 @@ def test_numbers_of_queue_pairs_are_the_jobs_secret() -> None:
                            locked=nullcontext)
         for peer in range(1, len(peers)):
             pairs.data(peer)
-        assert len({one.qp for one in connections}) == len(connections) == 4 * 99
+        assert len({one.qp for one in connections}) == len(connections) == 4 * (MAX_WORLD - 1)
         assert all(one.qp & CONNECTION_BIT for one in connections)
         made.append(connections)
-    assert len({one.qp for one in made[0]} & {one.qp for one in made[1]}) < 10
-    assert len({one.psn for one in made[0]} & {one.psn for one in made[1]}) < 10
+    assert len({one.qp for one in made[0]} & {one.qp for one in made[1]}) < MAX_WORLD / 10
+    assert len({one.psn for one in made[0]} & {one.psn for one in made[1]}) < MAX_WORLD / 10
 
 
 def test_an_address_in_use_is_named() -> None:
