@@ -84,6 +84,7 @@ def assemble(
     switches: Sequence[Site],
     cables: Sequence[Edge],
     *,
+    first: int = 1,
     rate: str | None = None,
     seed: int = 0,
     engine: Engine = "softswitch",
@@ -95,9 +96,10 @@ def assemble(
 ) -> Fabric:
     """A fabric of switches with hosts, and cables between the switches.
 
+    first     number of the first switch in addresses
     rate ...  see `FabricOptions`
-    Switch n, from 1, is 10.255.n, and its h-th host 10.n.h.  A switch's ports count up from 1, hosts first, then cables
-    in their order.  Raises FabricError for too many hosts or ports, and for all that `validate` refuses.
+    Switch n, from ``first``, is 10.255.n, and its h-th host 10.n.h.  A switch's ports count up from 1: hosts, then
+    cables in their order.  Raises FabricError for too many hosts or ports, and for all that `validate` refuses.
     """
 
     def grpc(node: str, number: int) -> str:
@@ -121,9 +123,10 @@ def assemble(
     made: list[Switch] = []
     hosts: list[Host] = []
     links: list[Link] = []
-    for n, site in enumerate(switches, 1):
-        address = f"10.255.{n >> 8}.{n & 255}"
-        made.append(Switch(site.name, site.role, n, grpc(site.name, n), address, _mac_of(address), place=site.place))
+    for n, site in enumerate(switches, first):
+        address, place = f"10.255.{n >> 8}.{n & 255}", len(made) + 1
+        made.append(Switch(site.name, site.role, place, grpc(site.name, place), address, _mac_of(address),
+                           place=site.place))
         rates = site.host_rates or (None,) * len(site.hosts)
         for h, (called, own) in enumerate(zip(site.hosts, rates, strict=True), 1):
             address = f"10.{n >> 8}.{n & 255}.{h}"

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from netfold.fabric.clos import tiers
+from netfold.fabric.clos import has_single_climbs, tiers
 from netfold.fabric.routes import NextHop
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class Climbs:
         self.name_bit = {switch: 1 << number for number, switch in
                          enumerate((switch for switch in self.tier if self.tier[switch] > 1), 1)}
         """A bit for each switch where paths may turn: that of the path's number (`Clos.middles`)."""
+        self.named = {bit.bit_length() - 1: switch for switch, bit in self.name_bit.items()}
+        """The switch of each bit, by the bit's place."""
         self.names_of_tier: dict[int, int] = Counter()
         for switch, bit in self.name_bit.items():
             self.names_of_tier[self.tier[switch]] |= bit
@@ -71,29 +73,34 @@ class Climbs:
         return list(self.leaf_bit)
 
     @cached_property
-    def toward(self) -> dict[str, dict[int, Adjacency]]:
-        """By switch, then by the number of each switch above it: the link by which the climb there begins; the first
-        one of several."""
-        found: dict[str, dict[int, Adjacency]] = {}
-        for switch in reversed(self.rising):
-            ways = found[switch] = {}
-            for line in self.up[switch]:
-                for number in (self.name_bit[line.hop.node].bit_length() - 1, *found[line.hop.node]):
-                    ways.setdefault(number, line)
-        return found
+    def blocks(self) -> dict[str, int]:
+        """Sets of leaves with the same switches above, as in a pod, by the names of their first and last one.  None
+        where all leaves are one set, and no set of a single leaf."""
+        found: dict[int, list[str]] = defaultdict(list)
+        for leaf in self.leaf_bit:
+            found[self.whole.above[leaf]].append(leaf)
+        return {f"{leaves[0]}..{leaves[-1]}": sum(self.leaf_bit[leaf] for leaf in leaves)
+                for leaves in found.values() if len(leaves) > 1 and len(found) > 1}
+
+    @cached_property
+    def block_of(self) -> dict[str, str]:
+        """The block of each leaf that has one."""
+        return {leaf: block for block, bits in self.blocks.items() for leaf in self.leaves_of(bits)}
+
+    @cached_property
+    def toward(self) -> dict[str, list[tuple[int, Adjacency]]]:
+        """The links up of each switch, with the numbers of the switches to which climbs over them lead."""
+        above = self.whole.above
+        return {switch: [(self.name_bit[line.hop.node] | above[line.hop.node], line) for line in self.up[switch]]
+                for switch in self.rising}
 
     @cached_property
     def is_regular(self) -> bool:
         """True if one climb leads from every switch to each one above it, and any two leaves that share a switch of a
         tier share all switches of that tier that either reaches."""
-        above: dict[str, Counter[str]] = {}
-        for switch in reversed(self.rising):
-            ways = above[switch] = Counter()
-            for line in self.up[switch]:
-                ways[line.hop.node] += 1
-                ways.update(above[line.hop.node])
-            if max(ways.values(), default=1) > 1:
-                return False
+        if not has_single_climbs({switch: [line.hop.node for line in self.up[switch]] for switch in self.tier},
+                                 self.tier):
+            return False
         whole = self.whole.above
         for names in self.names_of_tier.values():
             masks = {whole[leaf] & names for leaf in self.leaf_bit}
@@ -168,25 +175,82 @@ class LeafSets:
     def apart(self, switch: str) -> dict[str, tuple[NextHop, ...]]:
         """The next hops of a switch on shortest paths to leaves, by port, where they are not its `default` ones: to
         those below it, and those that some of its links up do not lead to.  MOST_AROUND at most where no climb leads
-        to a leaf; none where there is no path."""
-        climbs, reached = self.climbs, self._reached[switch]
-        found: dict[str, list[NextHop]] = defaultdict(list)
+        to a leaf; none where there is no path.
+
+        Where most leaves of a block have the same, the block has, and the other leaves of it have what is theirs: none
+        if they are down.  A switch that is above a whole block, and has a default, sends to no other address of the
+        block.
+        """
+        parts = self._parts(switch)
+        default, routes = self.default(switch), dict[str, tuple[NextHop, ...]]()
+        whole = self.climbs.whole.below[switch]
+        told = blocked = 0
+        for bits, _ in parts:
+            told |= bits
+        alike = dict(parts)
+        for block, mask in self.climbs.blocks.items() if told else ():
+            if not mask & told:
+                continue
+            live, inside = mask & self.leaves, mask & told
+            common: tuple[NextHop, ...] = ()
+            if default and not mask & ~whole:
+                most = 0
+            elif mask in alike:
+                routes[block] = alike[mask]
+                blocked |= mask
+                continue
+            else:
+                most, common = max(((bits & mask, hops) for bits, hops in parts if bits & mask),
+                                   key=lambda part: part[0].bit_count())
+                if (live & ~most).bit_count() + 1 >= inside.bit_count():
+                    continue
+            blocked |= mask
+            routes[block] = common
+            for bits, hops in (*parts, (live & ~told, default), (mask & ~live, ())):
+                if hops != common:
+                    routes.update(dict.fromkeys(self.climbs.leaves_of(bits & mask), hops))
+        for bits, hops in parts:
+            routes.update(dict.fromkeys(self.climbs.leaves_of(bits & ~blocked), hops))
+        return routes
+
+    def _parts(self, switch: str) -> list[tuple[int, tuple[NextHop, ...]]]:
+        """Disjoint sets of leaves, each with the next hops that a switch has to it where they are not `default`."""
+        reached = self._reached[switch]
+        below: list[tuple[int, tuple[NextHop, ...]]] = []
+        union = 0
         for line in self.down[switch]:
-            for leaf in climbs.leaves_of(self.below[line.hop.node]):
-                found[leaf].append(line.hop)
-        routes = {leaf: tuple(hops) for leaf, hops in found.items()}
-        ups = [line.hop.node for line in self.up[switch] if self._reached[line.hop.node][-1] & ~reached[0]]
+            bits = self.below[line.hop.node]
+            if bits & union:
+                below = [part for some, hops in below
+                         for part in ((some & bits, (*hops, line.hop)), (some & ~bits, hops)) if part[0]]
+            if rest := bits & ~union:
+                below.append((rest, (line.hop,)))
+            union |= bits
+        found = below
+        ups = [line for line in self.up[switch] if self._reached[line.hop.node][-1] & ~reached[0]]
         for climbed in range(1, len(reached)):
             new, differ = reached[climbed] & ~reached[climbed - 1], 0
-            for node in ups:
-                differ |= new & ~self._at_most(node, climbed - 1)
-            for leaf in climbs.leaves_of(differ):
-                bit = climbs.leaf_bit[leaf]
-                routes[leaf] = tuple([line.hop for line in self.up[switch]
-                                      if self._at_most(line.hop.node, climbed - 1) & bit])
-        for leaf in climbs.leaves_of(self.leaves & ~reached[-1]):
-            routes[leaf] = self._around(switch, leaf)
-        return routes
+            if not new:
+                continue
+            for line in ups:
+                differ |= new & ~self._at_most(line.hop.node, climbed - 1)
+            parts: list[tuple[int, tuple[NextHop, ...]]] = [(differ, ())] if differ else []
+            for line in self.up[switch] if differ else ():
+                leads = self._at_most(line.hop.node, climbed - 1)
+                parts = [part for some, hops in parts
+                         for part in ((some & leads, (*hops, line.hop)), (some & ~leads, hops)) if part[0]]
+            found += parts
+        around: dict[tuple[NextHop, ...], int] = defaultdict(int)
+        alike: dict[int, tuple[NextHop, ...]] = {}
+        for leaf in self.climbs.leaves_of(self.leaves & ~reached[-1]):
+            if self.climbs.tier[switch] < 3:
+                hops = self._around(switch, leaf)
+            else:  # no leaf is a neighbour, so that those with the same switches above are equally far
+                if self.above[leaf] not in alike:
+                    alike[self.above[leaf]] = self._around(switch, leaf)
+                hops = alike[self.above[leaf]]
+            around[hops] |= self.climbs.leaf_bit[leaf]
+        return found + [(bits, hops) for hops, bits in around.items()]
 
     def _around(self, switch: str, leaf: str) -> tuple[NextHop, ...]:
         """The next hops to a leaf where only a way down and up again leads there."""

@@ -63,6 +63,7 @@ def threetier(
     root of one tree.
 
     uplinks  links of a leaf to each aggregation switch of its pod;  cores  links of a pod to each spine
+    Addresses count leaves from 0, so that a pod has one block of them if its number of leaves is a power of two.
     Raises FabricError for numbers that do not fit: each spine is linked to one aggregation switch of a pod, so there
     are as many spines as aggregation switches in a pod, or a multiple.
     """
@@ -78,7 +79,8 @@ def threetier(
               for cable in [Edge(lower[pod * leaves + leaf].name, middle[pod * aggs + agg].name, up.rate)] * up.links]
     cables += [cable for pod in range(pods) for spine, up in enumerate(to_spines)
                for cable in [Edge(middle[pod * aggs + spine % aggs].name, upper[spine].name, up.rate)] * up.links]
-    return assemble(f"threetier-{pods}-{leaves}-{aggs}-{spines}-{hosts}", [*lower, *middle, *upper], cables, **options)
+    return assemble(f"threetier-{pods}-{leaves}-{aggs}-{spines}-{hosts}", [*lower, *middle, *upper], cables, first=0,
+                    **options)
 
 
 def _to_each(where: str, given: Sequence[Uplink], expected: int, what: str) -> Sequence[Uplink]:

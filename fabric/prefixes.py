@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from ipaddress import IPv4Address
 from typing import TypeVar
 
-from netfold.fabric.graph import Fabric
+from netfold.fabric.graph import Fabric, ip_number
 
 Owner = TypeVar("Owner", bound=Hashable)
 
@@ -16,14 +15,16 @@ Prefix = tuple[int, int]
 """Address, with zeros behind the prefix, and length in bits."""
 
 
-def prefixes_of(fabric: Fabric) -> dict[str, list[Prefix]]:
-    """Prefixes of each leaf's hosts: of their own addresses, and of their fold addresses."""
-    leaf_of = fabric.leaf_of()
+def prefixes_of(fabric: Fabric, owner_of: Mapping[str, str]) -> dict[str, list[Prefix]]:
+    """Prefixes of each owner's hosts: of their own addresses, and of their fold addresses.
+
+    owner_of  host -> its leaf, or what else it belongs to
+    """
     found: dict[str, list[Prefix]] = defaultdict(list)
     for addresses in ([host.address for host in fabric.hosts], fabric.fold_addresses()):
-        for leaf, some in prefixes({int(IPv4Address(address)): leaf_of[host.name] for host, address in
+        for leaf, some in prefixes({ip_number(address): owner_of[host.name] for host, address in
                                     zip(fabric.hosts, addresses, strict=True)
-                                    if address and host.name in leaf_of}).items():
+                                    if address and host.name in owner_of}).items():
             found[leaf] += some
     return dict(found)
 

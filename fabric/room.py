@@ -9,42 +9,46 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from netfold.fabric.climbs import Climbs
 from netfold.fabric.clos import Clos, paths_of
 from netfold.fabric.graph import Fabric, FabricError
+from netfold.fabric.path_names import path_names
 from netfold.fabric.prefixes import prefixes_of
 from netfold.wire import roce
 
 ROUTES: Final = 4096
 LEAVES: Final = 4096
-TCP_PATHS: Final = roce.TCP_SAME_PATH - 1
-"""Number of paths that TCP's ports can name; UDP's can name twice as many."""
+TCP_PATHS: Final = roce.TCP_SAME_PATH
+"""Greatest number of a path that TCP's ports can name; UDP's can name twice as many."""
 
 
 def check(fabric: Fabric) -> None:
     """Check that the tables have room for a fabric whatever fails in it.  Raises FabricError.  Simulations may be
     larger."""
-    leaf_of = fabric.leaf_of()
-    leaves = dict.fromkeys(leaf_of.values())
-    _has(fabric, "leaves", "LEAVES", LEAVES - 1, len(leaves), "switches with hosts, each with a number of its own")
-    found = prefixes_of(fabric)
-    own = Counter(leaf_of[host.name] for host in fabric.hosts for _ in range(1 + host.rdma) if host.name in leaf_of)
-    most = max(leaves, key=lambda leaf: own[leaf] - len(found[leaf]), default="")
-    routes = sum(map(len, found.values())) + own[most] + 2
-    _has(fabric, most, "ROUTES", ROUTES, routes,
-         f"routes: {own[most]} to addresses of its own hosts, {sum(map(len, found.values()))} for the prefixes of all "
-         "leaves' hosts where failures set each of them apart, a default one and one for probes. Addresses that leaves "
-         "share blocks of need fewer")
-    _paths(fabric)
-
-
-def _paths(fabric: Fabric) -> None:
-    """Check that all paths between two leaves have names."""
     graph = fabric.graph()
     whole = paths_of(graph)(graph)
-    kind = "switches above the leaves" if isinstance(whole, Clos) else "switches"
-    _has(fabric, "paths", "TCP_SAME_PATH", TCP_PATHS, len(whole.middles) * whole.layers,
-         f"names of paths, one for each of the {kind} where paths turn, and for each link side by side; TCP has ports "
-         "for no more")
+    climbs = Climbs(graph) if isinstance(whole, Clos) else None
+    blocks = {} if climbs is None else climbs.block_of
+    leaf_of = fabric.leaf_of()
+    leaves = dict.fromkeys(leaf_of.values())
+    numbered = len(leaves) + len(set(blocks.values()))
+    _has(fabric, "leaves", "LEAVES", LEAVES - 1, numbered, "switches with hosts, and pods of them, each with a number "
+         "of its own")
+    found = [prefixes_of(fabric, leaf_of)]
+    if blocks:
+        found.append(prefixes_of(fabric, {host: blocks[leaf] for host, leaf in leaf_of.items() if leaf in blocks}))
+    prefixes = {prefix for one in found for some in one.values() for prefix in some}
+    own = Counter(leaf_of[host.name] for host in fabric.hosts for _ in range(1 + host.rdma) if host.name in leaf_of)
+    most = max(leaves, key=lambda leaf: own[leaf] - len(found[0][leaf]), default="")
+    routes = len(prefixes) + own[most] + 2
+    _has(fabric, most, "ROUTES", ROUTES, routes,
+         f"routes: {own[most]} to addresses of its own hosts, {len(prefixes)} for the prefixes of all leaves' and "
+         "pods' hosts where failures set each of them apart, a default one and one for probes. Addresses that leaves "
+         "share blocks of need fewer")
+    kind = "switches above the leaves" if climbs is not None else "switches"
+    _has(fabric, "paths", "TCP_SAME_PATH", TCP_PATHS, path_names(whole, climbs).most,
+         f"names of paths, one for each of the {kind} where paths turn, and for each link side by side (in pods alike, "
+         "one for each spine); TCP has ports for no more")
 
 
 def _has(fabric: Fabric, where: str, constant: str, have: int, need: int, what: str) -> None:

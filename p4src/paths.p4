@@ -8,7 +8,8 @@
 //   pinned   where `pin` says for the number of the packet's path (Ethereal), or at random for number 0; others by the
 //            hash, and counted
 //
-// A path's number means the same towards all leaves, so `pin` has one entry for each path.  Where a path does not lead to
+// A path's number means the same towards all leaves, so `pin` has one entry for each path, or for those that have the same
+// digit of the tier, as a route says.  Where a path does not lead to
 // some leaf, as after a failure, `bent` has an entry for that leaf, which counts instead.
 //
 // RoCE packets have the number of their path in their UDP source port.  A TCP connection has it where one of its ports is
@@ -24,6 +25,7 @@ struct next_hops_t {
     bit<16> group;      // of uplinks
     bit<16> first;      // of the group's uplinks that lead there
     bit<16> members;    // how many do, one after the other
+    bit<16> names;      // the bits of a path's number that `pin` and `bent` have
 }
 
 // Kinds of names: who says the number of a path
@@ -104,8 +106,12 @@ control Paths(in headers_t hdr, inout next_hops_t hops, inout bit<16> member) {
                 path = dport;
             }
             if (path >= TCP_PATH_PORT) {
-                path = path & (TCP_SAME_PATH - 1);
                 named = CONNECTION;
+                if (path == TCP_PATH_PORT + TCP_SAME_PATH) {
+                    path = TCP_SAME_PATH;
+                } else {
+                    path = path & (TCP_SAME_PATH - 1);
+                }
             }
         }
         hash(member, HashAlgorithm.crc32, hops.first, { hdr.ipv4.src, hdr.ipv4.dst, hdr.ipv4.protocol, sport, dport },
@@ -116,6 +122,7 @@ control Paths(in headers_t hdr, inout next_hops_t hops, inout bit<16> member) {
                     if (path == 0) {
                         spray();
                     } else {
+                        path = path & hops.names;
                         if (hops.leaf != 0 && bent.apply().hit) {
                             other = 1;
                         }

@@ -10,7 +10,7 @@
 control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     Paths()     paths;
     Punt()      punt;
-    next_hops_t next_hops = { 0, 0, 0, 0 };
+    next_hops_t next_hops = { 0, 0, 0, 0, 0 };
     bit<16>     member = 0;         // the next hop that is taken
 
     action forward(port_t port, mac_t src_mac, mac_t dst_mac) {
@@ -19,8 +19,8 @@ control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
         hdr.ethernet.dst = dst_mac;
         hdr.ipv4.ttl = hdr.ipv4.ttl - 1;
     }
-    action spread(bit<16> leaf, bit<16> group, bit<16> first, bit<16> members) {
-        next_hops = { leaf, group, first, members };
+    action spread(bit<16> leaf, bit<16> group, bit<16> first, bit<16> members, bit<16> names) {
+        next_hops = { leaf, group, first, members, names };
     }
     action unreachable() {
         mark_to_drop(sm);

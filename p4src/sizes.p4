@@ -82,7 +82,8 @@
 #define PROTO_TCP       6
 #define PROTO_UDP       17
 // UDP source ports from here up, and TCP ports from TCP_PATH_PORT up, have the number of the packet's path in their lowest
-// bits; number 0 is no path.  Two ports that differ in this bit name the same one.
+// bits; number 0 is no path.  Two TCP ports that differ in this bit alone name the same one, but for the first such pair:
+// TCP_PATH_PORT itself is sprayed, as PATH_PORT is, and the other one has the number TCP_SAME_PATH.
 #define PATH_PORT       0xf000
 #define TCP_PATH_PORT   0xf800
 #define TCP_SAME_PATH   0x0400

@@ -26,9 +26,19 @@ def tcp_ports(source_port: int) -> tuple[int, ...]:
     """The TCP ports that name the same path as a UDP source port, the one to try first ahead; none for a port that
     names no path, or one beyond those that TCP's ports can name (`netfold.fabric.room`)."""
     place = source_port - roce.PATH_PORT
-    if not 0 <= place < roce.TCP_SAME_PATH:
+    if place == 0:
+        return (roce.TCP_PATH_PORT,)
+    if place == roce.TCP_SAME_PATH:
+        return (roce.TCP_PATH_PORT + roce.TCP_SAME_PATH,)
+    if not 0 < place < roce.TCP_SAME_PATH:
         return ()
     return roce.TCP_PATH_PORT + place, roce.TCP_PATH_PORT + roce.TCP_SAME_PATH + place
+
+
+def udp_port(tcp_port: int) -> int:
+    """The UDP source port that names the same path as a TCP port from TCP_PATH_PORT up."""
+    place = tcp_port - roce.TCP_PATH_PORT
+    return roce.PATH_PORT + (place if place == roce.TCP_SAME_PATH else place % roce.TCP_SAME_PATH)
 
 
 class PathFlow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -26,7 +26,8 @@ This one names none: its packets are sprayed, each at random over the equally sh
 TCP_PATH_PORT: Final = 0xF800
 """TCP ports from here up name paths, the one of path ``PATH_PORT`` + n by ``TCP_PATH_PORT`` + n."""
 TCP_SAME_PATH: Final = 0x0400
-"""TCP ports that differ in this bit alone name the same path: where one is taken, the other may be free."""
+"""TCP ports that differ in this bit alone name the same path: where one is taken, the other may be free.  But
+``TCP_PATH_PORT`` itself is sprayed, and with this bit it names path TCP_SAME_PATH (`wire.paths.tcp_ports`)."""
 PATH_MTUS: Final = (1024, 4096)
 """Path MTUs that a fabric may have: payload bytes of every data packet."""
 PATH_MTU: Final = PATH_MTUS[0]

@@ -98,7 +98,7 @@ class PinRow(msgspec.Struct, frozen=True):
 
     switch: str
     leaf: str
-    """Destination leaf; empty: all leaves without a row of their own."""
+    """Destination leaf, or a block of them, "first..last"; empty: all leaves without a row of their own."""
     source_port: int
     """UDP or TCP source port."""
     port: int
@@ -305,11 +305,13 @@ class PathService:
         )
 
     def _pin_rows(self, switch: str, ways: Forwarding) -> Iterator[PinRow]:
-        """A switch's pins, then their exceptions; of each path by its UDP port, then by its TCP port."""
+        """A switch's pins, then their exceptions; of each path by its UDP port, then by its TCP port.  Where a switch
+        tells planes apart alone, the port is that of the first path of a plane."""
         far = {end.port: other.node for link in self._fabric.links
                for end, other in (link.ends, link.ends[::-1]) if end.node == switch}
         for (leaf, path), ports in [*(((("", path), ports)) for path, ports in ways.pins.items()), *ways.bent.items()]:
-            names = roce.PATH_PORT + path, *tcp_ports(roce.PATH_PORT + path)[:1]
+            name = roce.PATH_PORT + (path or self._steering.names.planes)
+            names = name, *tcp_ports(name)[:1]
             for source_port, port in zip(names, ports, strict=False):
                 if port != NO_PORT:
                     yield PinRow(switch, leaf, source_port, port, far[port],

@@ -2,7 +2,7 @@
 """Which path leaves a switch by which port: an entry for each path, and exceptions for single leaves.
 
     of_climbs     in a Clos where one climb leads to each switch above: from sets of leaves and paths alone, so that
-                  only pairs of switch and leaf that a failure or a suspicion touches are looked at one by one
+                  only pairs of a switch and leaves that a failure or a suspicion touches are looked at
     compressed    anywhere else: from the pins of every pair of leaves
 
 Both say the same for every packet whose port names a path of its pair of leaves.
@@ -11,11 +11,12 @@ Both say the same for every packet whose port names a path of its pair of leaves
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from netfold.controller.switch.path_tables import NO_PORT, UNPINNED, Ports
+from netfold.controller.switch.path_tables import NO_PORT, UNPINNED, Forwarding, Ports
 from netfold.fabric.climbs import Climbs, LeafSets, members
+from netfold.fabric.path_names import PathNames
 
 Pins = dict[int, Ports]
 Bent = dict[tuple[str, int], Ports]
@@ -44,9 +45,9 @@ def left_of(reach: LeafSets, links: Collection[int], marks: Iterable[Mark], shar
     """
     suspects: dict[tuple[str, str], int] = defaultdict(int)
     for switch, leaf, link in marks:
-        for path, line in reach.climbs.toward[switch].items():
+        for paths, line in reach.climbs.toward[switch]:
             if line.link == link:
-                suspects[switch, leaf] |= 1 << path
+                suspects[switch, leaf] |= paths
     if shared:
         found = Left(reach, LeafSets(reach.climbs, set(links) - set(shared), reach.below), suspects)
         if _connects(found):
@@ -72,65 +73,126 @@ def _shared(reach: LeafSets, switch: str, leaf: str) -> int:
     return reach.lowest(reach.above.get(switch, 0) & reach.above.get(leaf, 0))
 
 
-def lost(left: Left) -> dict[int, list[str]]:
-    """The leaves that some paths do not lead to now, by those paths, as numbers of bits."""
-    found: dict[int, list[str]] = defaultdict(list)
+class Name(NamedTuple):
+    """A name that a switch pins, or some of them alike."""
+
+    key: int
+    """Its number, or that part of the number by which the switch knows it."""
+    paths: int
+    """The switches where its paths turn, by the bits of `Climbs.name_bit`."""
+    port: int
+
+
+def names_of(climbs: Climbs, names: PathNames, switch: str) -> tuple[tuple[Name, ...], ...]:
+    """The names that a switch with a choice pins, in sets in which one may stand in for another."""
+    if names.planes and climbs.tier[switch] == 1:
+        return tuple([Name(names.digit(names.numbers[line.hop.node]), paths, line.hop.port)
+                      for paths, line in climbs.toward[switch]]),
+    return tuple([tuple([Name(names.numbers[climbs.named[path]], 1 << path, line.hop.port)
+                         for paths, line in climbs.toward[switch] for path in members(paths & tier)])
+                  for _, tier in sorted(climbs.names_of_tier.items())])
+
+
+class Class(NamedTuple):
+    """Leaves to which the same paths lead."""
+
+    whole: int
+    """Those that do with nothing down."""
+    reach: int
+    """Those that do now."""
+    connections: int
+    """Those that TCP may take."""
+    leaves: int
+    """The leaves' bits."""
+
+
+def classes(left: Left) -> list[Class]:
+    """All leaves that are up, by the paths that lead there."""
+    found: dict[tuple[int, int, int], int] = defaultdict(int)
     whole = left.reach.climbs.whole.above
-    for leaf in left.reach.climbs.leaf_bit:
+    for leaf, bit in left.reach.climbs.leaf_bit.items():
         if leaf in left.reach.above:
-            found[whole[leaf] & ~(left.reach.above[leaf] & left.connections.above[leaf])].append(leaf)
-    found.pop(0, None)
-    return found
+            found[whole[leaf], left.reach.above[leaf], left.connections.above[leaf]] |= bit
+    return [Class(*masks, leaves) for masks, leaves in found.items()]
 
 
-def of_climbs(left: Left, switch: str, lost: Mapping[int, Collection[str]]) -> tuple[Pins, Bent]:
-    """The pins and exceptions of a switch that has a choice, in a Clos that `Climbs.is_regular`.
-
-    lost  what the function of this name says
-    """
+def of_climbs(
+    left: Left, switch: str, names: Sequence[Sequence[Name]], classes: Collection[Class]
+) -> tuple[Pins, list[tuple[int, dict[int, Ports]]]]:
+    """The pins of a switch that has a choice, in a Clos that `Climbs.is_regular`, and exceptions from them by sets of
+    leaves."""
     climbs, reach = left.reach.climbs, left.reach
     alive, usable = reach.above[switch], left.connections.above[switch]
     pins: Pins = {}
-    over: dict[int, int] = {}
-    """The path that TCP takes by each name."""
-    for tier in sorted(climbs.names_of_tier):
-        names = list(members(climbs.whole.above[switch] & climbs.names_of_tier[tier]))
-        good = [path for path in names if usable >> path & 1] or [path for path in names if alive >> path & 1]
-        for turn, path in enumerate(names):
-            if good:
-                over[path] = path if path in good else good[turn % len(good)]
-                pins[path] = Ports(_port(climbs, switch, path) if alive >> path & 1 else NO_PORT,
-                                   _port(climbs, switch, over[path]))
-    bent: Bent = {}
-    touched = [leaf for paths, leaves in lost.items() if paths & (alive | usable) for leaf in leaves]
-    touched += [leaf for at, leaf in left.suspects if at == switch]
-    for leaf in dict.fromkeys(touched):
-        if leaf in reach.above and not reach.below[switch] & climbs.leaf_bit[leaf]:
-            bent.update(_exceptions(left, switch, leaf, pins, over))
-    return pins, bent
+    over: dict[int, Name] = {}
+    """The name whose path TCP takes by each."""
+    for alike in names:
+        good = [name for name in alike if usable & name.paths] or [name for name in alike if alive & name.paths]
+        for turn, name in enumerate(alike if good else ()):
+            over[name.key] = name if name in good else good[turn % len(good)]
+            pins[name.key] = Ports(name.port if alive & name.paths else NO_PORT, over[name.key].port)
+    is_whole = alive & usable == climbs.whole.above[switch]
+    below = reach.below[switch]
+    found: list[tuple[int, dict[int, Ports]]] = []
+    suspicious = {leaf: paths for (at, leaf), paths in left.suspects.items() if at == switch}
+    for some in classes:
+        leaves = some.leaves & ~below
+        for leaf, paths in suspicious.items():
+            if leaves & (bit := climbs.leaf_bit[leaf]):
+                leaves &= ~bit
+                found.append((bit, _exceptions(left, switch, some, names, pins, over, paths)))
+        if leaves and not (is_whole and some.whole == some.reach & some.connections):
+            found.append((leaves, _exceptions(left, switch, some, names, pins, over, 0)))
+    return pins, [(leaves, bent) for leaves, bent in found if bent]
 
 
 def _exceptions(
-    left: Left, switch: str, leaf: str, pins: Pins, over: Mapping[int, int]
-) -> Iterator[tuple[tuple[str, int], Ports]]:
-    climbs = left.reach.climbs
-    ways = _shared(left.reach, switch, leaf)
-    good = _shared(left.connections, switch, leaf) & ~left.suspects.get((switch, leaf), 0)
-    others = list(members(good))
-    for turn, path in enumerate(members(_shared(climbs.whole, switch, leaf))):
-        if good >> path & 1:
-            connection = _port(climbs, switch, path)
-        elif path in over and good >> over[path] & 1:
-            connection = pins[path].connection
+    left: Left, switch: str, some: Class, names: Sequence[Sequence[Name]], pins: Pins, over: Mapping[int, Name],
+    suspects: int,
+) -> dict[int, Ports]:
+    reach, climbs = left.reach, left.reach.climbs
+    ways = reach.lowest(reach.above[switch] & some.reach)
+    good = reach.lowest(left.connections.above[switch] & some.connections) & ~suspects
+    whole = reach.lowest(climbs.whole.above[switch] & some.whole)
+    leading = [name for alike in names for name in alike if name.paths & whole]
+    others = [name.port for name in leading if name.paths & good]
+    bent: dict[int, Ports] = {}
+    for turn, name in enumerate(leading):
+        if good & name.paths:
+            connection = name.port
+        elif name.key in over and good & over[name.key].paths:
+            connection = pins[name.key].connection
         else:
-            connection = _port(climbs, switch, others[turn % len(others)]) if others else NO_PORT
-        wanted = Ports(_port(climbs, switch, path) if ways >> path & 1 else NO_PORT, connection)
-        if wanted != pins.get(path, UNPINNED):
-            yield (leaf, path), wanted
+            connection = others[turn % len(others)] if others else NO_PORT
+        wanted = Ports(name.port if ways & name.paths else NO_PORT, connection)
+        if wanted != pins.get(name.key, UNPINNED):
+            bent[name.key] = wanted
+    return bent
 
 
-def _port(climbs: Climbs, switch: str, path: int) -> int:
-    return climbs.toward[switch][path].hop.port
+def by_blocks(switch: str, ways: Forwarding, bent: Sequence[tuple[int, dict[int, Ports]]], reach: LeafSets) -> None:
+    """Give a switch its exceptions: a block those of most of its leaves, and what differs, leaves of their own."""
+    climbs, left, own = reach.climbs, bent, reach.below[switch]
+    for block, mask in climbs.blocks.items() if bent else ():
+        alike: dict[tuple[tuple[int, Ports], ...], int] = defaultdict(int)
+        for leaves, some in bent:
+            if leaves & mask:
+                alike[tuple(some.items())] |= leaves & mask
+        if not alike:
+            continue
+        live = mask & reach.leaves & ~own
+        common, leaves = max(alike.items(), key=lambda part: part[1].bit_count())
+        if leaves.bit_count() < 2 or 2 * leaves.bit_count() <= live.bit_count():
+            continue
+        ways.bent |= {(block, key): ports for key, ports in common}
+        for leaf in climbs.leaves_of(live & ~leaves):
+            ways.routes[leaf] = ways.hops(leaf)
+        for leaf in [leaf for leaf in ways.routes if climbs.leaf_bit.get(leaf, 0) & leaves]:
+            ways.bent |= {(leaf, key): ports for key, ports in common}
+        left = [(some & ~(leaves & mask), ports) for some, ports in left]
+    for leaves, some in left:
+        for leaf in climbs.leaves_of(leaves):
+            ways.bent |= {(leaf, key): ports for key, ports in some.items()}
 
 
 def compressed(pins: Mapping[tuple[str, int], Ports], leaves: Collection[str]) -> tuple[Pins, Bent]:

@@ -25,15 +25,25 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.paths import pinning
-from netfold.controller.switch.path_tables import NO_PORT, UNPINNED, Forwarding, PathTables, Ports
+from netfold.controller.switch.path_tables import (
+    ALL_BITS,
+    NO_PORT,
+    NUMBER_BITS,
+    UNPINNED,
+    Forwarding,
+    PathTables,
+    Ports,
+)
 from netfold.controller.switch.tables import BySwitch, Mode
 from netfold.fabric import routes
 from netfold.fabric.climbs import Climbs, LeafSets
 from netfold.fabric.clos import Clos, paths_of
 from netfold.fabric.graph import Fabric, PlannerName, Up
 from netfold.fabric.path_graph import Path, PathGraph, Way
+from netfold.fabric.path_names import path_names
 from netfold.fabric.routes import NextHop
 from netfold.wire import roce
+from netfold.wire.paths import udp_port
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -90,10 +100,17 @@ class Steering:
         self.everything = Up.of(graph)
         self._climbs = Climbs(graph) if self._kind is Clos else None
         above = {} if self._climbs is None else self._climbs.up
-        self.tables = PathTables(fabric, {switch: {line.hop.node for line in lines} for switch, lines in above.items()})
+        self.names = path_names(self.whole, self._climbs)
+        """The numbers of paths."""
+        self._pinned: dict[str, tuple[tuple[pinning.Name, ...], ...]] = {}
+        """What each switch that has a choice pins, in a fabric that `plans_quickly`."""
+        if self._climbs is not None and self.plans_quickly:
+            self._pinned = {switch: pinning.names_of(self._climbs, self.names, switch)
+                            for switch in self._climbs.tier if len(self._climbs.up[switch]) > 1}
+        self._blocks = {} if self._climbs is None else self._climbs.block_of
+        self.tables = PathTables(fabric, {switch: {line.hop.node for line in lines} for switch, lines in above.items()},
+                                 self._blocks)
         """Converts plans to entries."""
-        self._numbers = {switch: number for number, switch in enumerate(self.whole.middles, 1)}
-        """The numbers of paths, by the switch in the middle."""
         self._port_of = {number: data["ports"] for *_, number, data in graph.edges(keys=True, data=True)}
         self._hosts = {host: (leaf, number, NextHop(self._port_of[number][leaf], host))
                        for host, leaf in self.leaf_of.items() for number in graph.adj[leaf][host]}
@@ -176,7 +193,7 @@ class Steering:
     def _port(self, way: Way) -> int:
         """The UDP source port of a path: its middle switch's, and in each further layer one beyond all of those.
         `fabric.room` sees to it that there are enough."""
-        return roce.PATH_PORT + self._numbers[way.middle] + way.layer * len(self._numbers)
+        return roce.PATH_PORT + self.names.numbers[way.middle] + way.layer * len(self.names.numbers)
 
     def _every_pin(
         self, paths: PathGraph, usable: PathGraph | None
@@ -255,6 +272,7 @@ class Steering:
                 hops, suspect = found[switch].hops(leaf), self._port_of[link][switch]
                 others = tuple([hop for hop in hops if hop.port != suspect])
                 if others and others != hops:
+                    found[switch].set_apart(leaf)
                     found[switch].routes[leaf] = others
         marks = {mark for mark in suspects | answers if mark[2] in left.links and mark[1] in left.nodes}
         if reach is not None and self.plans_quickly:
@@ -262,10 +280,13 @@ class Steering:
         else:
             self._pin_each(found, left, {mark[1:] for mark in marks}, shared)
         usual = Counter(mode for _, mode in given.modes).most_common(1)[0][0] if given.modes else DEFAULT
+        unusual = {leaf: mode for leaf, mode in given.modes if mode != usual}
         for switch, ways in found.items():
             ways.mode = usual
-            ways.modes = {leaf: mode for leaf, mode in given.modes if mode != usual and leaf != switch
-                          and len(ways.hops(leaf)) > 1}
+            modes = {leaf: mode for leaf, mode in unusual.items() if leaf != switch and len(ways.hops(leaf)) > 1}
+            for leaf in modes:
+                ways.set_apart(leaf)
+            ways.modes = modes
         self._choose(found, given.chosen)
         return found
 
@@ -274,7 +295,8 @@ class Steering:
         reach = None
         if self._climbs is not None:
             reach = LeafSets(self._climbs, left.links, left.nodes)
-            found = {switch: Forwarding(reach.default(switch), reach.apart(switch)) for switch in reach.below}
+            found = {switch: Forwarding(reach.default(switch), reach.apart(switch), blocks=self._blocks)
+                     for switch in reach.below}
         else:
             found = {switch.name: Forwarding() for switch in self.fabric.switches if switch.name in left.nodes}
             for route in routes.plan(left.graph(self.fabric)):
@@ -287,10 +309,14 @@ class Steering:
 
     def _pin_climbs(self, found: Mapping[str, Forwarding], left: pinning.Left) -> None:
         """Pin at every switch that has a choice."""
-        lost = pinning.lost(left)
-        for switch, ways in found.items():
-            if len(left.reach.climbs.up[switch]) > 1 and switch in left.reach.below:
-                ways.pins, ways.bent = pinning.of_climbs(left, switch, lost)
+        climbs, classes = left.reach.climbs, pinning.classes(left)
+        for switch, names in self._pinned.items():
+            if switch in found and switch in left.reach.below:
+                ways = found[switch]
+                ways.pins, bent = pinning.of_climbs(left, switch, names, classes)
+                if self.names.planes and climbs.tier[switch] == 1:
+                    ways.names = ALL_BITS & ~NUMBER_BITS | self.names.planes - 1
+                pinning.by_blocks(switch, ways, bent, left.reach)
 
     def _pin_each(
         self, found: Mapping[str, Forwarding], left: Up, suspects: set[SuspectUplink], shared: frozenset[int]
@@ -313,7 +339,8 @@ class Steering:
                 path, kind = path_of(source_port)
                 ports = ways.ports(leaf, path)
                 if getattr(ports, kind) != NO_PORT:
-                    ways.bent[leaf, path] = ports._replace(**{kind: port})
+                    ways.set_apart(leaf)
+                    ways.bent[leaf, path & ways.names] = ports._replace(**{kind: port})
 
     def path(self, source: str, destination: str, source_port: int) -> Path | None:
         """The path of a source port between two hosts' leaves: by the switches' pins, else as it was before something
@@ -333,7 +360,7 @@ def path_of(source_port: int) -> tuple[int, str]:
     """The number of the path that a UDP or TCP port names, and the field of `Ports` that holds where its packets go."""
     if source_port < roce.TCP_PATH_PORT:
         return source_port - roce.PATH_PORT, "roce"
-    return (source_port - roce.TCP_PATH_PORT) % roce.TCP_SAME_PATH, "connection"
+    return udp_port(source_port) - roce.PATH_PORT, "connection"
 
 
 def _shared_links(suspects: Iterable[Path]) -> frozenset[int]:

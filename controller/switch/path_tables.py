@@ -5,13 +5,15 @@
 
 A leaf has no number in these tables (it is leaf 0) as long as a switch sends packets to it the default way up, by the
 pins that hold for all.  It gets one, and a route of its own, at those switches where a failure, a mode or an operator
-makes it differ.
+makes it differ.  A block of leaves, such as a pod, has a number as well: a switch that has another route or exceptions
+to all of them alike has those of the block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from netfold.controller.switch.entities import Entity, Entry
@@ -33,6 +35,7 @@ from netfold.controller.switch.tables import (
 from netfold.fabric.graph import Fabric, ip_number
 from netfold.fabric.prefixes import Prefix, prefixes_of
 from netfold.fabric.routes import NextHop
+from netfold.wire import roce
 
 BY_PORT: Final = 0
 """The group of uplinks whose members are ports, for pins."""
@@ -41,6 +44,10 @@ RING: Final = 1
 another part of it, so that a lost uplink changes a route or two, and not a group."""
 NO_PORT: Final = 511
 """Value in place of a port: the packet's uplink is chosen by the hash (p4src/sizes.p4)."""
+ALL_BITS: Final = 0xFFFF
+"""All bits of a path's number."""
+NUMBER_BITS: Final = roce.TCP_PATH_PORT - roce.PATH_PORT - 1
+"""The bits of a path's number that one has; others are of ports that name no path."""
 PINNED: Final[Mode] = "pinned"
 """The mode that needs no entry."""
 
@@ -58,7 +65,8 @@ UNPINNED: Final = Ports(NO_PORT, NO_PORT)
 
 @dataclass
 class Forwarding:
-    """A switch's forwarding of packets that are not folded.  Leaves are destinations, by name; paths have numbers."""
+    """A switch's forwarding of packets that are not folded.  Destinations are leaves and blocks of leaves, by name;
+    what a leaf has counts for it, not what its block has.  Paths have numbers."""
 
     default: tuple[NextHop, ...] = ()
     """Next hops to all leaves that are not in ``routes``; empty: there are no others."""
@@ -71,33 +79,60 @@ class Forwarding:
     mode: Mode = PINNED
     """How packets choose among next hops, to all leaves but those of ``modes``."""
     modes: dict[str, Mode] = field(default_factory=dict)
+    names: int = ALL_BITS
+    """The bits of a path's number by which ``pins`` and ``bent`` have it."""
+    blocks: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """The block of each leaf that has one."""
 
     def hops(self, leaf: str) -> tuple[NextHop, ...]:
-        """The next hops to a leaf."""
-        return self.routes.get(leaf, self.default)
+        """The next hops to a leaf, or to leaves of a block that have none of their own."""
+        found = self.routes.get(leaf)
+        return self.routes.get(self.blocks.get(leaf, ""), self.default) if found is None else found
 
     def ports(self, leaf: str, path: int) -> Ports:
         """Where packets to a leaf leave whose ports name a path."""
-        return self.bent.get((leaf, path)) or self.pins.get(path, UNPINNED)
+        key = path & self.names
+        where = leaf if leaf in self._apart else self.blocks.get(leaf, "")
+        return self.bent.get((where, key)) or self.pins.get(key, UNPINNED)
+
+    @property
+    def _apart(self) -> set[str]:
+        return {*self.routes, *self.modes, *(where for where, _ in self.bent)}
+
+    def set_apart(self, leaf: str) -> None:
+        """Let a leaf have all of its own that it has of its block."""
+        block = self.blocks.get(leaf)
+        apart = self._apart
+        if block in apart and leaf not in apart:
+            self.routes[leaf] = self.hops(leaf)
+            self.bent |= {(leaf, key): ports for (where, key), ports in self.bent.items() if where == block}
 
 
 class PathTables:
     """Makes the entries of one fabric's switches.
 
     climbs  the neighbours above each switch, in a Clos
+    blocks  the block of each leaf that has one
     """
 
-    def __init__(self, fabric: Fabric, climbs: Mapping[str, Collection[str]]) -> None:
+    def __init__(
+        self, fabric: Fabric, climbs: Mapping[str, Collection[str]], blocks: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         leaf_of = fabric.leaf_of()
-        self.numbers = {leaf: number for number, leaf in enumerate(dict.fromkeys(leaf_of.values()), 1)}
-        """The numbers of leaves in the tables, from 1."""
+        self.numbers = {where: number for number, where in
+                        enumerate(dict.fromkeys((*leaf_of.values(), *blocks.values())), 1)}
+        """The numbers of leaves and blocks in the tables, from 1."""
+        self._leaves = {*leaf_of.values()}
         switches = [switch.name for switch in fabric.switches]
         self._macs = {node.name: mac_number(node.mac) for node in fabric.nodes}
         self._addresses = {host.name: [ip_number(address) for address in (host.address, fold) if address]
                            for host, fold in zip(fabric.hosts, fabric.fold_addresses(), strict=True)}
         """Addresses of each host: its own, and its fold address, which takes the same routes.  Only switches send to
         that, since `guard` lets no host address one."""
-        self._prefixes = prefixes_of(fabric)
+        self._prefixes = prefixes_of(fabric, leaf_of)
+        if blocks:
+            self._prefixes = prefixes_of(
+                fabric, {host: blocks.get(leaf, leaf) for host, leaf in leaf_of.items()}) | self._prefixes
         self._uplinks: dict[str, list[NextHop]] = {name: [] for name in switches}
         """All links of a switch to others, by port."""
         for link in fabric.links:
@@ -152,14 +187,17 @@ class PathTables:
             if prefix not in own:
                 yield Entry(ROUTE, (("dst", prefix),), UNREACHABLE)
         if ways.default:
-            yield self._route(switch, (0, 0), 0, ways.default, groups)
-        for leaf in apart:
-            for prefix in self._prefixes[leaf]:
-                yield self._route(switch, prefix, self.numbers[leaf], ways.hops(leaf), groups)
+            yield self._route(switch, (0, 0), 0, ways.default, groups, ways.names)
+        # what a block and one of its leaves both have is the leaf's
+        ours = {*own, *self._prefixes.get(switch, ())}
+        wanted = {prefix: where for where in sorted(apart, key=self._leaves.__contains__)
+                  for prefix in self._prefixes[where] if prefix not in ours}
+        for prefix, where in wanted.items():
+            yield self._route(switch, prefix, self.numbers[where], ways.hops(where), groups, ways.names)
 
     def _route(
         self, switch: str, prefix: Prefix, leaf: int, hops: tuple[NextHop, ...],
-        groups: Mapping[tuple[NextHop, ...], tuple[int, int]],
+        groups: Mapping[tuple[NextHop, ...], tuple[int, int]], names: int,
     ) -> Entry:
         key = (("dst", prefix),)
         if not hops:
@@ -168,7 +206,7 @@ class PathTables:
             return Entry(ROUTE, key, FORWARD, self._forward(switch, hops[0]))
         group, first = groups[hops]
         return Entry(ROUTE, key, SPREAD,
-                     (("leaf", leaf), ("group", group), ("first", first), ("members", len(hops))))
+                     (("leaf", leaf), ("group", group), ("first", first), ("members", len(hops)), ("names", names)))
 
     def _groups(
         self, switch: str, ways: Forwarding, apart: Mapping[str, None]

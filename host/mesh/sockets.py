@@ -17,6 +17,7 @@ from netfold.host.errors import TransportError
 from netfold.host.forked import own
 from netfold.host.mesh import congestion_control
 from netfold.wire import roce
+from netfold.wire.paths import udp_port
 
 BACKLOG: Final = 1024
 """Connections that the kernel keeps for a listener until they are accepted, at most net.core.somaxconn.  With a full
@@ -125,4 +126,4 @@ def path_of(sock: socket.socket) -> int | None:
             return None
     if port < roce.TCP_PATH_PORT:
         return None
-    return int(roce.PATH_PORT + (port - roce.TCP_PATH_PORT) % roce.TCP_SAME_PATH)
+    return udp_port(port)

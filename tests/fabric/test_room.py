@@ -7,8 +7,11 @@ import msgspec
 import pytest
 
 from netfold.fabric import room
+from netfold.fabric.climbs import Climbs
+from netfold.fabric.clos import Clos
 from netfold.fabric.generate import leafspine, parse
 from netfold.fabric.graph import Fabric, FabricError
+from netfold.fabric.path_names import path_names
 
 
 def shuffled(fabric: Fabric) -> Fabric:
@@ -26,11 +29,19 @@ def test_a_thousand_switches_have_room() -> None:
     room.check(parse("mesh,12,12"))
 
 
+def test_five_thousand_switches_in_pods_have_room() -> None:
+    """A fat tree of 64 ports: its paths have the numbers of its 1,024 spines, inside pods too."""
+    whole = parse("threetier,64,32,32,1024,2048")
+    room.check(whole)
+    names = path_names(Clos(whole.graph()), Climbs(whole.graph()))
+    assert (names.most, names.planes) == (1024, 32)
+
+
 def test_more_paths_than_have_names_are_refused() -> None:
     """A TCP connection over a path without a name would be hashed, and nobody told."""
-    with pytest.raises(FabricError, match=r"paths: needs room for 1,024 names.*has room for 1,023 \(TCP_SAME_PATH"):
-        room.check(parse("mesh,32,32"))
-    room.check(parse("mesh,31,33"))
+    with pytest.raises(FabricError, match=r"paths: needs room for 1,025 names.*has room for 1,024 \(TCP_SAME_PATH"):
+        room.check(parse("mesh,25,41"))
+    room.check(parse("mesh,32,32"))
     many = parse("leafspine,2,16,4,uplinks=" + ":".join(["9"] * 16))
     with pytest.raises(FabricError, match=r"needs room for 1,296 names"):
         room.check(many)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 
 import networkx as nx
 
@@ -11,7 +12,7 @@ from netfold.controller.paths.steering import Steering, path_of
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry, State
 from netfold.controller.switch.path_tables import NO_PORT, Forwarding
-from netfold.fabric.graph import Up
+from netfold.fabric.graph import End, Fabric, Up
 from netfold.fabric.routes import NextHop
 
 
@@ -59,3 +60,38 @@ def next_ports(state: State, address: str) -> set[int]:
     members = range(params["first"], params["first"] + params["members"])
     uplinks = [state[tables.UPLINK, (("group", params["group"]), ("member", member))] for member in members]
     return {dict(uplink.params)["port"] for uplink in uplinks if isinstance(uplink, Entry)}
+
+
+def arrivals(
+    fabric: Fabric, held: Mapping[str, State], source: str, address: str, source_port: int
+) -> set[tuple[str, ...]]:
+    """The ways that packets to an address with this UDP or TCP port may take from a leaf, switch by switch, by what
+    the switches hold: to the host, or to "dropped".  Raises AssertionError for a way that visits a switch twice."""
+    far = {a: b.node for link in fabric.links for a, b in (link.ends, link.ends[::-1])}
+    found: set[tuple[str, ...]] = set()
+    pending: list[tuple[str, ...]] = [(source,)]
+    while pending:
+        way = pending.pop()
+        assert len(set(way)) == len(way), f"a loop: {way}"
+        if way[-1] not in held:
+            found.add(way)
+            continue
+        ports = _out(held[way[-1]], address, source_port)
+        pending += [(*way, far[End(way[-1], port)]) for port in ports] or [(*way, "dropped")]
+    return found
+
+
+def _out(state: State, address: str, source_port: int) -> set[int]:
+    """The ports by which packets with this source port may leave: one if a pin says it, all of a group if the hash
+    does; p4src/paths.p4 in few words."""
+    entry = route(state, address)
+    params = {} if entry is None else dict(entry.params)
+    if entry is None or entry.action != tables.SPREAD:
+        return next_ports(state, address)
+    path, kind = path_of(source_port)
+    key = ("path", path & params["names"])
+    pin = state.get((tables.PIN, (key,)))
+    if params["leaf"]:
+        pin = state.get((tables.BENT, (("leaf", params["leaf"]), key)), pin)
+    port = dict(pin.params)[kind] if isinstance(pin, Entry) else NO_PORT
+    return next_ports(state, address) if port == NO_PORT else {port}
