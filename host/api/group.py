@@ -24,7 +24,7 @@ from netfold.host.api import reproducible as exact
 from netfold.host.api.allreduce import PreparedAllreduce, check_way
 from netfold.host.api.data_movement import DataMovement
 from netfold.host.api.device_arrays import DeviceAllreduce, on_device
-from netfold.host.api.inspection import Inspection
+from netfold.host.api.facts import GroupFacts
 from netfold.host.api.members import Members
 from netfold.host.api.parameter_server import ParameterServer
 from netfold.host.api.together import Together
@@ -46,7 +46,7 @@ SCATTERED = ("ring", INNET)
 """Names of the algorithms of reduce_scatter."""
 
 
-class Group(Inspection, DataMovement):
+class Group(GroupFacts, DataMovement):
     """Ranks 0 .. size-1.  Created by ``Communicator.group``; a Communicator is the group of all ranks.
 
     dispatch   carries the group's reductions, and has the mesh between its ranks

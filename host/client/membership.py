@@ -25,7 +25,6 @@ class Membership:
     def __init__(self, plan: Plan, client: JobClient | None = None) -> None:
         self._plan = plan
         self._client = client
-        self._folding = None if client is None else FoldClient(client)
         self._left = False
         self._watcher = None if client is None else client.watch(lambda: self._plan)
 
@@ -55,9 +54,9 @@ class Membership:
 
     def fold_control(self, timeout: float) -> FoldControl:
         """The functions by which a fold talks to the controller; it waits for ``timeout`` seconds for new trees."""
-        if self._folding is None or self._watcher is None:
+        if self._client is None or self._watcher is None:
             return NO_CONTROLLER
-        return self._folding.fold_control(self._plan, self._watcher.job_error, timeout, self._go_on_by)
+        return FoldClient(self._client).fold_control(self._plan, self._watcher.job_error, timeout, self._go_on_by)
 
     def steer(self, rail: FoldingRail) -> None:
         """Lets the controller halt this rail from now on, and wait until it has settled."""
@@ -71,8 +70,8 @@ class Membership:
 
         timeout  seconds to wait for the other ranks
         """
-        assert self._folding is not None
-        answer = self._folding.opened(self._plan, lacks, timeout)
+        assert self._client is not None
+        answer = FoldClient(self._client).opened(self._plan, lacks, timeout)
         if answer.ticket.value:
             self._plan = structs.replace(self._plan, ticket=answer.ticket)
         return answer.lacking

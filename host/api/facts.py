@@ -15,7 +15,7 @@ from netfold.host.operation.reduction import ReduceOp, Reduction
 from netfold.host.selection.choice import Collective
 
 
-class Inspection:
+class GroupFacts:
     """The part of a ``Group`` that tells what it is and does."""
 
     def __init__(self, ranks: Members, coding: Coding) -> None:
