@@ -21,7 +21,7 @@ import msgspec
 
 from netfold.bench.ranks.survivor import Reached, SurvivorTask, Way
 from netfold.fabric.graph import Host
-from netfold.host.api.assembly import RailName
+from netfold.host.api.join_settings import RailName
 from netfold.topo.network.net import Network
 from netfold.topo.processes.failures import RankFailed
 from netfold.topo.processes.lifecycle import tail

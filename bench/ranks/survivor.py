@@ -21,8 +21,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.join_settings import RailName
 from netfold.host.api.objects import share_state
 from netfold.host.errors import CollectiveTimeout, PeerLost, TreesLost
 from netfold.topo.processes.rank_program import check_data, print_message, run_rank

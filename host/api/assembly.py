@@ -15,11 +15,11 @@ import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Final, Literal, get_args
 
 from netfold.host import shared_log
 from netfold.host.api.folding import open_fold
 from netfold.host.api.group_folds import GroupFolds, GroupMeans, JoinedGroup
+from netfold.host.api.join_settings import FOLDING, JoinSettings, check_rails
 from netfold.host.api.work import OperationSequencer
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.membership import Membership
@@ -29,33 +29,22 @@ from netfold.host.environment import ADDRESS_VARIABLE
 from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.mesh.sockets import listen
 from netfold.host.native.sockets import copy_of
-from netfold.host.operation.coding import (
-    REPRODUCIBLE_VARIABLE,
-    Coding,
-    LaneBits,
-    lane_bits_from_environment,
-    reproducible_from_environment,
-)
+from netfold.host.operation.coding import Coding, LaneBits, lane_bits_from_environment
 from netfold.host.operation.rail import FoldingRail, RailStats
 from netfold.host.rails.joining import Joined, join_rails
 from netfold.host.rails.multirail import MultiRail
-from netfold.host.rails.open_mesh import PathChoice, open_mesh, path_choice
+from netfold.host.rails.open_mesh import open_mesh
 from netfold.host.rails.own_port import own_port, udp_port_of
 from netfold.host.rails.planes import RAILS_VARIABLE, RailSpec, specs_of
 from netfold.host.rails.policy import RailOptions
 from netfold.host.selection.choice import INNET
 from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.measure import Measured
-from netfold.host.selection.peers import ALGORITHM_VARIABLE, AUTO, KNOWN, Peers
+from netfold.host.selection.peers import AUTO, Peers
 from netfold.host.tracing.flight import Flight
 from netfold.host.tracing.timeline import Timeline, timeline_from_environment
 from netfold.rpc.channel import CONTROLLER_VARIABLE
 from netfold.wire.jobs import MAX_WORLD, Join, Plan
-
-RailName = Literal["auto", "innet", "verbs", "tcp", "roce"]
-
-FOLDING: Final = (INNET, "verbs")
-"""Rails that let the switches fold: by windowed end points, or by the queue pairs of an RDMA NIC."""
 
 log = logging.getLogger("netfold")
 
@@ -105,61 +94,6 @@ class Parts:
                 self.receiver.close()
 
 
-@dataclass(frozen=True)
-class JoinSettings:
-    """A user's settings, as ``Communicator.join`` describes them.  Raises ValueError for settings that contradict each
-    other."""
-
-    address: str
-    rail: RailName = "auto"
-    lane_bits: LaneBits | None = None
-    algorithm: str | None = None
-    helpers: Sequence[int] = ()
-    timeout: float = 10.0
-    reproducible: bool | None = None
-    paths: PathChoice | None = None
-
-    def __post_init__(self) -> None:
-        if self.rail not in get_args(RailName):
-            raise ValueError(f"rail={self.rail!r}: expected one of {', '.join(get_args(RailName))}")
-        if not self.timeout > 0:
-            raise ValueError(f"timeout={self.timeout!r}: expected seconds above 0")
-        if self.paths is not None:
-            path_choice(self.paths, self.rail)
-        if self.algorithm_is_innet() and self.rail not in ("auto", *FOLDING):
-            raise ValueError(f"algorithm='innet' (argument or {ALGORITHM_VARIABLE}), rail={self.rail!r}: give either")
-        if self.resolved().rail in FOLDING and self.helpers:
-            raise ValueError(
-                f"rail={self.resolved().rail!r}, helpers={list(self.helpers)}: switches fold what every rank sends; "
-                "use 'tcp'"
-            )
-        if self.coding().reproducible and self.helpers:
-            raise ValueError(
-                f"reproducible=True (argument or {REPRODUCIBLE_VARIABLE}), helpers={list(self.helpers)}: helpers "
-                "have no data, and so cannot tell its scale; give either"
-            )
-
-    def coding(self, seed: int = 0) -> Coding:
-        """The coding of calls that ask for none.  Raises ValueError for settings that contradict each other.
-
-        seed  of stochastic rounding
-        """
-        exact = reproducible_from_environment() if self.reproducible is None else self.reproducible
-        return Coding(self.lane_bits or lane_bits_from_environment(), seed=seed, reproducible=exact)
-
-    def resolved(self) -> JoinSettings:
-        """The same settings, with algorithm="innet" replaced by the rail that it means."""
-        if not self.algorithm_is_innet():
-            return self
-        if self.rail in FOLDING:
-            return replace(self, algorithm=AUTO)
-        return replace(self, rail="innet", algorithm=AUTO)
-
-    def algorithm_is_innet(self) -> bool:
-        """True if the argument or $NETFOLD_ALGO is "innet"."""
-        return (self.algorithm or os.environ.get(ALGORITHM_VARIABLE)) == INNET
-
-
 def join(
     job: str,
     rank: int,
@@ -185,7 +119,7 @@ def join(
     if len(specs) > 1 and joining:
         raise ValueError(f"rails={rails!r}: a rank joins a running job over one rail alone; give rail=")
     if specs:
-        _check_rails(specs, settings, controller)
+        check_rails(specs, settings, controller)
     if len(specs) > 1 and world > 1:
         options = RailOptions(
             timeout=settings.timeout, join_timeout=join_timeout, algorithm=settings.resolved().algorithm,
@@ -250,42 +184,6 @@ def join(
         elif client is not None:
             client.close()
         raise
-
-
-def _check_rails(specs: Sequence[RailSpec], settings: JoinSettings, controller: str | None) -> None:
-    """Raises ValueError for settings that several rails do not support, or that contradict their planes."""
-    names = "+".join(map(str, specs))
-    for spec in specs:
-        path_choice(settings.paths, spec.kind)
-    if settings.helpers:
-        raise ValueError(
-            f"rails={names}, helpers={list(settings.helpers)}: helpers add for the others on one rail; use rail='tcp' "
-            "alone"
-        )
-    between = [str(spec) for spec in specs if spec.kind not in FOLDING]
-    if settings.algorithm_is_innet() and between:
-        raise ValueError(
-            f"rails={names}, algorithm='innet' (argument or {ALGORITHM_VARIABLE}): {', '.join(between)} cannot fold; "
-            "leave it out, or use rails of the kind innet or verbs alone"
-        )
-    algorithm = settings.resolved().algorithm or os.environ.get(ALGORITHM_VARIABLE) or AUTO
-    if algorithm not in KNOWN:
-        raise ValueError(
-            f"rails={names}, algorithm={algorithm!r} (argument or {ALGORITHM_VARIABLE}): expected one of "
-            f"{', '.join(KNOWN)}"
-        )
-    addresses = [spec.plane.address for spec in specs]
-    if settings.address and settings.address not in addresses:
-        raise ValueError(
-            f"rails={names}, address={settings.address!r}: expected none, or one of those on the planes, "
-            f"{', '.join(addresses)}"
-        )
-    controllers = [spec.plane.controller for spec in specs]
-    if controller and controller not in controllers:
-        raise ValueError(
-            f"rails={names}, controller={controller!r}: expected none, or one of the planes', {', '.join(controllers)};"
-            " for one rail of another controller say rail="
-        )
 
 
 def of_plan(

@@ -22,9 +22,10 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from netfold.host.api import assembly
-from netfold.host.api.assembly import JoinSettings, Parts, RailName
+from netfold.host.api.assembly import Parts
 from netfold.host.api.change import RankChange
 from netfold.host.api.group import Group
+from netfold.host.api.join_settings import JoinSettings, RailName
 from netfold.host.api.members import Members
 from netfold.host.errors import Aborted, CollectiveTimeout, NetFoldError
 from netfold.host.mesh.mesh import Informed

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from netfold.host import environment
 from netfold.host.api import objects
-from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator, OnLoss, end_of_process
+from netfold.host.api.join_settings import RailName
 from netfold.host.errors import NetFoldError
 from netfold.host.operation.coding import LaneBits
 from netfold.host.operation.reduction import ReduceOp

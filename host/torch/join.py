@@ -18,8 +18,8 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from netfold.host import environment, shared_log
-from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.join_settings import RailName
 from netfold.host.client import addresses
 from netfold.host.environment import RankIdentity
 from netfold.host.errors import JoinRefused, PlanError

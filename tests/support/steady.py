@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from netfold.host.api.assembly import RailName
+from netfold.host.api.join_settings import RailName
 from netfold.wire.operator import JobStatus, Status
 from support.topo import program
 

@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.join_settings import RailName
 from netfold.host.innet.slot_switch import ResultRoute, SlotSwitch, parse
 from netfold.host.mesh.sockets import listen
 from netfold.testing.subnets import subnet

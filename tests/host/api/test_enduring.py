@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from netfold.host.api.assembly import RailName
 from netfold.host.api.change import RankChange
 from netfold.host.api.communicator import Communicator
 from netfold.host.api.enduring import EnduringCommunicator
+from netfold.host.api.join_settings import RailName
 from netfold.host.api.members import Members
 from netfold.host.api.together import Together
 from netfold.host.api.work import OperationSequencer

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.join_settings import RailName
 from netfold.host.errors import RankMismatch
 from netfold.host.innet import quantise
 from netfold.host.operation.half_precision import narrow, widen

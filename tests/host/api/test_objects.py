@@ -13,8 +13,8 @@ import pytest
 from msgspec import structs
 
 from netfold.host.api import objects
-from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.join_settings import RailName
 from netfold.host.errors import PeerLost, Unproven
 from netfold.host.job_secret import draw
 from netfold.host.mesh.sockets import listen

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.join_settings import RailName
 from netfold.host.errors import Closed, CollectiveTimeout, RankMismatch
 from netfold.testing import loopback_job, on_every_rank
 

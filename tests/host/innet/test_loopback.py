@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from cbuild import cc
-from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.join_settings import RailName
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RankMismatch, TransportError
 from netfold.host.innet import fold, long_wait, opening
 from netfold.host.innet.fold import FoldRail

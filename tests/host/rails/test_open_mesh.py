@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from netfold.host.api.assembly import JoinSettings
+from netfold.host.api.join_settings import JoinSettings
 from netfold.host.rails.open_mesh import PATHS_VARIABLE, path_choice
 
 

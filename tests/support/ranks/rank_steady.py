@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 import netfold
-from netfold.host.api.assembly import RailName
+from netfold.host.api.join_settings import RailName
 from netfold.topo.processes.rank_program import check_data, run_rank
 
 PAUSE = 0.03
