@@ -213,6 +213,24 @@ def test_options_that_a_call_names_are_not_left_out(ways: Counter[str]) -> None:
     assert ways["repeat"] == 0
 
 
+def test_a_call_with_lanes_of_its_own_is_repeated_with_them(ways: Counter[str]) -> None:
+    """Sums in 8 bits take turns with whole ones of the same array, and the repeated ones have the bits of the first."""
+    with loopback_job(2) as comms:
+
+        def run(comm: Communicator) -> None:
+            own, residual = np.linspace(0.1, 1, 1024, dtype=np.float32), np.zeros(1024, np.float32)
+            narrow = [comm.allreduce(own, lane_bits=8, rounding="nearest") for _ in range(2)]
+            whole = [comm.allreduce(own, rounding="nearest") for _ in range(2)]
+            narrow.append(comm.allreduce(own, lane_bits=8, rounding="nearest"))
+            comm.allreduce(own, lane_bits=8, rounding="nearest", feedback=residual)
+            assert residual.any(), "narrow lanes left something out"
+            assert len({result.tobytes() for result in narrow}) == len({result.tobytes() for result in whole}) == 1
+            assert narrow[0].tobytes() != whole[0].tobytes()
+
+        assert on_every_rank(comms, run) == [None, None]
+    assert ways == {"allreduce": 6, "repeat": 6}
+
+
 def test_each_algorithm_that_is_named_goes_its_own_way(ways: Counter[str]) -> None:
     """Calls that are alike but for the algorithm do not take each other's way, however often they take turns."""
     with loopback_job(2) as comms:
