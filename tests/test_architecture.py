@@ -39,7 +39,7 @@ ROOMS = {
 """The rooms and which others each may import, lowest first.  A script may also import what users do, netfold itself."""
 INSIDE = {
     "host": ("", "tracing", "operation", "mesh", "client", "native", "collectives", "parameters", "selection", "exact",
-             "innet", "verbs", "roce", "rails", "staging", "api", "capi", "torch"),
+             "innet", "verbs", "roce", "opening", "rails", "staging", "api", "capi", "torch"),
     "controller": ("switch", "health", "jobs", "paths", "operations", "web", ""),
     "topo": ("processes", "network", "faults", "captures", "", "rxe", "machines"),
     "softswitch": ("runtime", "engine", "compiler", "trace", "trace.page", "stf", "p4runtime", "thrift",

@@ -23,8 +23,8 @@ from typing import Final, get_args
 
 from netfold.fabric.generate import PLANE_NAMES as NAMES
 from netfold.fabric.graph import Fabric, Host
-from netfold.host.rails.open_mesh import PATHS_VARIABLE, PathChoice
-from netfold.host.rails.planes import RAILS_VARIABLE, Plane, parse_rails
+from netfold.host.opening.open_mesh import PATHS_VARIABLE, PathChoice
+from netfold.host.opening.planes import RAILS_VARIABLE, Plane, parse_rails
 from netfold.topo.network import host_processes, listeners, sandbox
 from netfold.topo.network.host_processes import HostProcess
 from netfold.topo.network.mininet_path import MininetMissing

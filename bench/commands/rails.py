@@ -50,8 +50,8 @@ from netfold.bench.ranks.rails import Announcement, OpenCommand, OpenResult, Sum
 from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, FabricError, bits_per_second
+from netfold.host.opening.planes import RAILS_VARIABLE
 from netfold.host.rails.joining import STALL_VARIABLE
-from netfold.host.rails.planes import RAILS_VARIABLE
 from netfold.host.rails.policy import Start
 from netfold.host.rails.rail_set import STALL_SECONDS
 from netfold.host.selection.peers import ALGORITHM_VARIABLE, KNOWN

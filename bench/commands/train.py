@@ -58,7 +58,7 @@ from netfold.bench.ranks.train_command import TrainCommand, TrainResult, Way
 from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, FabricError, bits_per_second
-from netfold.host.rails.planes import RAILS_VARIABLE
+from netfold.host.opening.planes import RAILS_VARIABLE
 from netfold.topo.network import sandbox
 from netfold.topo.processes.failures import FabricFailed
 from netfold.wire.jobs import LANE_BITS

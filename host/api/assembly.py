@@ -29,13 +29,13 @@ from netfold.host.environment import ADDRESS_VARIABLE
 from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.mesh.sockets import listen
 from netfold.host.native.sockets import copy_of
+from netfold.host.opening.open_mesh import open_mesh
+from netfold.host.opening.own_port import own_port, udp_port_of
+from netfold.host.opening.planes import RAILS_VARIABLE, RailSpec, specs_of
 from netfold.host.operation.coding import Coding, LaneBits, lane_bits_from_environment
 from netfold.host.operation.rail import FoldingRail, RailStats
 from netfold.host.rails.joining import Joined, join_rails
 from netfold.host.rails.multirail import MultiRail
-from netfold.host.rails.open_mesh import open_mesh
-from netfold.host.rails.own_port import own_port, udp_port_of
-from netfold.host.rails.planes import RAILS_VARIABLE, RailSpec, specs_of
 from netfold.host.rails.policy import RailOptions
 from netfold.host.selection.choice import INNET
 from netfold.host.selection.dispatch import Dispatch

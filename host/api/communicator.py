@@ -29,10 +29,10 @@ from netfold.host.api.join_settings import JoinSettings, RailName
 from netfold.host.api.members import Members
 from netfold.host.errors import Aborted, CollectiveTimeout, NetFoldError
 from netfold.host.mesh.mesh import Informed
+from netfold.host.opening.open_mesh import PathChoice
+from netfold.host.opening.planes import RailSpec
 from netfold.host.operation.coding import LaneBits
 from netfold.host.rails.multirail import MultiRail
-from netfold.host.rails.open_mesh import PathChoice
-from netfold.host.rails.planes import RailSpec
 from netfold.wire.flight import OperationRecord
 from netfold.wire.jobs import Plan
 

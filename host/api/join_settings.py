@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
+from netfold.host.opening.open_mesh import PathChoice, path_choice
+from netfold.host.opening.planes import RailSpec
 from netfold.host.operation.coding import (
     REPRODUCIBLE_VARIABLE,
     Coding,
@@ -15,8 +17,6 @@ from netfold.host.operation.coding import (
     lane_bits_from_environment,
     reproducible_from_environment,
 )
-from netfold.host.rails.open_mesh import PathChoice, path_choice
-from netfold.host.rails.planes import RailSpec
 from netfold.host.selection.choice import INNET
 from netfold.host.selection.peers import ALGORITHM_VARIABLE, AUTO, KNOWN
 

@@ -19,9 +19,9 @@ from netfold.host.api import objects
 from netfold.host.api.communicator import Communicator, OnLoss, end_of_process
 from netfold.host.api.join_settings import RailName
 from netfold.host.errors import NetFoldError
+from netfold.host.opening.planes import RAILS_VARIABLE
 from netfold.host.operation.coding import LaneBits
 from netfold.host.operation.reduction import ReduceOp
-from netfold.host.rails.planes import RAILS_VARIABLE
 from netfold.rpc.channel import CONTROLLER_VARIABLE
 
 Average: Final = "average"

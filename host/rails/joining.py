@@ -13,10 +13,10 @@ import numpy as np
 from netfold.host.errors import NetFoldError
 from netfold.host.mesh.handshake import Identity
 from netfold.host.mesh.sockets import listen
+from netfold.host.opening.planes import RailSpec
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.open_rail import OpenRail
 from netfold.host.rails.out_of_band import PURPOSE, TcpOutOfBand
-from netfold.host.rails.planes import RailSpec
 from netfold.host.rails.policy import OutOfBand, RailListeners, RailOptions, RailPolicy, Start
 from netfold.host.rails.rail_peers import RailPeers
 from netfold.host.rails.rail_set import STALL_SECONDS

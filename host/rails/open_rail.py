@@ -20,14 +20,14 @@ from netfold.host.errors import NetFoldError, PlanError, RailDown
 from netfold.host.innet.fold import FoldRail
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.mesh.sockets import listen
+from netfold.host.opening.open_mesh import open_mesh
+from netfold.host.opening.own_port import own_port, udp_port_of
+from netfold.host.opening.planes import RailSpec
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.conversion import between_hosts, deliver
 from netfold.host.operation.rail import RailStats
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest, RowsRequest
-from netfold.host.rails.open_mesh import open_mesh
-from netfold.host.rails.own_port import own_port, udp_port_of
-from netfold.host.rails.planes import RailSpec
 from netfold.host.rails.policy import RailOptions
 from netfold.host.rails.rail_set import JobCounts
 from netfold.host.selection.choice import INNET

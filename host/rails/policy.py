@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from netfold.host.errors import NetFoldError
+from netfold.host.opening.open_mesh import PathChoice
 from netfold.host.operation.coding import LaneBits
-from netfold.host.rails.open_mesh import PathChoice
 from netfold.host.rails.rail_set import STALL_SECONDS
 from netfold.host.rails.rank_state import OutOfBandChannel, RankState
 from netfold.host.rails.shares import LONG_BYTES, Figure

@@ -24,8 +24,8 @@ from netfold.host.client import addresses
 from netfold.host.environment import RankIdentity
 from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.mesh.sockets import listen
+from netfold.host.opening.planes import RAILS_VARIABLE
 from netfold.host.operation.coding import LaneBits
-from netfold.host.rails.planes import RAILS_VARIABLE
 from netfold.rpc.channel import CONTROLLER_VARIABLE
 from netfold.wire.jobs import PROTOCOL, Peer, Plan, Secret
 

@@ -13,8 +13,8 @@ from typing import Any
 from unittest import mock
 
 from netfold.host.api.communicator import Communicator
+from netfold.host.opening.planes import Kind, Plane, RailSpec
 from netfold.host.rails.joining import STALL_VARIABLE
-from netfold.host.rails.planes import Kind, Plane, RailSpec
 from netfold.testing import subnet
 from support.torch import LoopbackJobs, loopback_jobs
 from support.verbs_jobs import VerbsJobs

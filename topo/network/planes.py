@@ -20,7 +20,7 @@ from mininet.net import Mininet
 
 from netfold.fabric.generate import PLANE_NAMES as NAMES
 from netfold.fabric.graph import Fabric, Host, Link
-from netfold.host.rails.planes import PLANES_VARIABLE
+from netfold.host.opening.planes import PLANES_VARIABLE
 from netfold.topo.network import host_names
 from netfold.topo.network.net import Network, with_sockets_in
 from netfold.topo.network.switches import CLASSES

@@ -39,7 +39,7 @@ from netfold.host.errors import (
 from netfold.host.innet import native
 from netfold.host.innet.fold import FoldRail
 from netfold.host.job_secret import draw
-from netfold.host.rails import own_port
+from netfold.host.opening import own_port
 from netfold.testing import LoopbackSwitch, loopback_job, on_every_rank, subnet
 from netfold.wire import jobs, roce
 from netfold.wire.jobs import AllOpened, Done, Join, Leave, Opened, Peer, Plan, RankReport, RankStream, RankTree

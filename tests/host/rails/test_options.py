@@ -18,8 +18,9 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.api.group import Group
 from netfold.host.errors import CollectiveTimeout, TransportError
 from netfold.host.innet import quantise
-from netfold.host.rails import open_rail, planes
-from netfold.host.rails.planes import RailSpec
+from netfold.host.opening import planes
+from netfold.host.opening.planes import RailSpec
+from netfold.host.rails import open_rail
 from netfold.host.rails.shares import Figure
 from netfold.testing import on_every_rank
 from support.loopback_rails import loopback_planes, loopback_rails

@@ -11,7 +11,7 @@ import pytest
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import TransportError
-from netfold.host.rails.planes import Plane, RailSpec
+from netfold.host.opening.planes import Plane, RailSpec
 from netfold.host.rails.shares import Figure
 from netfold.testing import on_every_rank
 from support.loopback_rails import LoopbackPlanes, loopback_planes, loopback_rails

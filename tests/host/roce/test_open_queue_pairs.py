@@ -15,7 +15,7 @@ from netfold.host.collectives.all_to_all import AHEAD
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.mesh.sockets import listen
 from netfold.host.native.library import Origin
-from netfold.host.rails.open_mesh import OPEN_PAIRS_VARIABLE, open_mesh
+from netfold.host.opening.open_mesh import OPEN_PAIRS_VARIABLE, open_mesh
 from netfold.host.roce.native import Endpoint
 from netfold.host.roce.queue_pairs import MAX_OPEN
 from netfold.wire.jobs import Peer, Plan

@@ -16,7 +16,7 @@ from netfold.cli.common import CANNOT
 from netfold.fabric import generate
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError
-from netfold.host.rails.planes import RAILS_VARIABLE
+from netfold.host.opening.planes import RAILS_VARIABLE
 from netfold.topo import run
 
 NETFOLD = [sys.executable, "-m", "netfold.cli"]

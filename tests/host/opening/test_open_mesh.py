@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from netfold.host.api.join_settings import JoinSettings
-from netfold.host.rails.open_mesh import PATHS_VARIABLE, path_choice
+from netfold.host.opening.open_mesh import PATHS_VARIABLE, path_choice
 
 
 def test_the_argument_counts_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
