@@ -18,8 +18,10 @@ from dataclasses import dataclass, replace
 
 from netfold.host import shared_log
 from netfold.host.api.folding import open_fold
-from netfold.host.api.group_folds import GroupFolds, GroupMeans, JoinedGroup
+from netfold.host.api.group_folds import GroupFolds
 from netfold.host.api.join_settings import FOLDING, JoinSettings, check_rails
+from netfold.host.api.one_rail_groups import GroupMeans, JoinedGroup, of_one_rail
+from netfold.host.api.rail_groups import of_several_rails
 from netfold.host.api.work import OperationSequencer
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.membership import Membership
@@ -34,6 +36,7 @@ from netfold.host.opening.own_port import own_port, udp_port_of
 from netfold.host.opening.planes import RAILS_VARIABLE, RailSpec, specs_of
 from netfold.host.operation.coding import Coding, LaneBits, lane_bits_from_environment
 from netfold.host.operation.rail import FoldingRail, RailStats
+from netfold.host.rails import group_rails
 from netfold.host.rails.joining import Joined, join_rails
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.policy import RailOptions
@@ -126,7 +129,7 @@ def join(
             lane_bits=settings.lane_bits or lane_bits_from_environment(), path_mtu=path_mtu, token=token,
             paths=settings.paths,
         )
-        return _of_rails(join_rails(specs, job, rank, world, options), settings)
+        return _of_rails(join_rails(specs, job, rank, world, options), settings, specs, options)
     if specs:
         plane = specs[0].plane
         settings, controller = replace(settings, rail=specs[0].kind, address=plane.address), plane.controller
@@ -368,23 +371,31 @@ def _folds_of_groups(
             lane_bits=lane_bits,
         )
 
-    return GroupFolds(GroupMeans(
+    return of_one_rail(GroupMeans(
         refusal, join=join_group, open=open_rail, timeout=settings.timeout,
         me=f"job {plan.job!r}, rank {plan.rank} of {plan.world}", always=settings.rail == INNET,
     ))
 
 
-def _of_rails(joined: Joined, settings: JoinSettings) -> Parts:
+def _of_rails(
+    joined: Joined, settings: JoinSettings, specs: Sequence[RailSpec], options: RailOptions
+) -> Parts:
     """The parts for several rails used as one; each rail is a member of a job of its own."""
     plan, flight = joined.plan, joined.flight
     check_plan(plan)
     me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
+    folds = None
+    if any(spec.kind == group_rails.KIND for spec in specs):
+        opens = group_rails.GroupRails(specs, options, joined.rails, joined.job_error, joined.stall)
+        folds = of_several_rails(opens, me=me, always=all(spec.kind in FOLDING for spec in specs))
     dispatch = Dispatch(
-        joined.peers(), rails=joined.rails, why=f"asked for by rails= or {RAILS_VARIABLE}", flight=flight, me=me
+        joined.peers(), rails=joined.rails, why=f"asked for by rails= or {RAILS_VARIABLE}", flight=flight, me=me,
+        groups=folds,
     )
     joined.rails.on_change(lambda: dispatch.go_over(joined.peers()))
     return _checked(
-        Parts(Membership(plan), dispatch, OperationSequencer(me, flight), _coding(plan, settings), joined.rails)
+        Parts(Membership(plan), dispatch, OperationSequencer(me, flight), _coding(plan, settings), joined.rails,
+              folds=folds)
     )
 
 

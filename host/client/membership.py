@@ -64,6 +64,11 @@ class Membership:
             self._watcher.on_halt(rail.halt)
             self._watcher.on_settle(rail.settle)
 
+    def on_halt(self, call: Callable[[int], None]) -> None:
+        """Calls this where the controller halts the rank, with the number of the round; it must return at once."""
+        if self._watcher is not None:
+            self._watcher.on_halt(call)
+
     def opened(self, lacks: str, timeout: float) -> Mapping[int, str]:
         """Tells the controller what this rank lacks to fold, "" for nothing, and returns what each rank lacks, by rank.
         Call it only where there is a controller.  Raises CollectiveTimeout, JobEnded.

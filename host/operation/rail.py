@@ -150,6 +150,9 @@ class RailTeam(Rail, Protocol):
     def brief(self) -> RepeatedCalls:
         """Brief allreduces of kinds that have gone over one rail before."""
 
+    def interrupt(self, error: NetFoldError) -> None:
+        """Called by another thread: the operation under way ends with this error soon."""
+
 
 class RepeatedKind(Protocol):
     """Allreduces of one kind, in the words of the rail that carries them."""

@@ -11,7 +11,8 @@ from netfold.host.rails.rail_set import JobCounts, RailSet
 from netfold.host.rails.rank_state import first_line
 from netfold.host.rails.shares import RailShares
 
-State = Literal["up", "down"]
+State = Literal["up", "down", "spare"]
+"""Of a rail: ``spare`` is up, and carries nothing while another rail is up."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Account:
         """The work of each rail so far, with its figures from these shares."""
         rails, uses = self._rails, []
         for index, figure in enumerate(shares.figures):
-            state: State = "up" if index in rails.live else "down"
+            state: State = "up" if index in rails.live else "down" if rails.rails[index] is None else "spare"
             why = first_line(rails.causes[index] or "")
             uses.append(
                 RailUse(

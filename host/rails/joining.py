@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast, get_args
 
@@ -19,7 +20,7 @@ from netfold.host.rails.open_rail import OpenRail
 from netfold.host.rails.out_of_band import PURPOSE, TcpOutOfBand
 from netfold.host.rails.policy import OutOfBand, RailListeners, RailOptions, RailPolicy, Start
 from netfold.host.rails.rail_peers import RailPeers
-from netfold.host.rails.rail_set import STALL_SECONDS
+from netfold.host.rails.rail_set import STALL_SECONDS, ReopenRail, WatchedRail
 from netfold.host.rails.rank_state import RankState
 from netfold.host.rails.reopening import BackgroundReopening
 from netfold.host.rails.shares import Figure
@@ -38,13 +39,17 @@ REJOIN = 5.0
 class Joined:
     """Several rails that make one job.
 
-    plan    that of the first rail
-    flight  records what carries the rank's operations
+    plan       that of the first rail
+    flight     records what carries the rank's operations
+    job_error  as of ``OutOfBand``
+    stall      as of ``join_rails``
     """
 
     plan: Plan
     rails: MultiRail
     flight: Flight
+    job_error: Callable[[bool], NetFoldError | None]
+    stall: float
 
     def peers(self) -> RailPeers:
         """The ranks for operations that do not fold: over all rails; what is of some ranks alone is on the plane of the
@@ -76,7 +81,7 @@ def join_rails(
     timeline = timeline_from_environment(job, rank, world)
     flight = Flight(job, rank, world, timeline=timeline)
     rails: list[OpenRail] = []
-    channel: TcpOutOfBand | None = None
+    listeners: list[socket.socket] = []
 
     def open_rail(index: int, life: int, options: RailOptions) -> OpenRail:
         name = (job if index == 0 else f"{job}+{index}") + (f".{life + 1}" if life else "")
@@ -94,28 +99,60 @@ def join_rails(
         return told[0] if len(told) == len(rails) else None  # a rank is gone where all planes say so
 
     try:
-        rails += [open_rail(index, 0, options) for index in range(len(specs))]
-        state = RankState()
-        channel = TcpOutOfBand(
-            [listen(spec.plane.address) for spec in specs], state.answer, Identity.of_plan(rails[0].plan, PURPOSE)
+        for index in range(len(specs)):
+            rails.append(open_rail(index, 0, options))
+        for spec in specs:
+            listeners.append(listen(spec.plane.address))
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        for rail in rails:
+            rail.close()
+        raise
+    multi = used_as_one(
+        rails, listeners, job_error,
+        policy=RailPolicy(
+            start=start, known=known if known is not None and len(known) == len(rails) else (), stall=stall,
+            timeout=options.timeout,
+        ),
+        told=RailListeners(
+            me=f"job {job!r}, rank {rank} of {world}", job=job, note=flight.note, timeline=timeline, keep=keep,
+            hosts=[peer.where for peer in rails[0].plan.peers],
+        ),
+        reopen=reopen,
+    )
+    return Joined(rails[0].plan, multi, flight, job_error, stall)
+
+
+def used_as_one(
+    rails: Sequence[OpenRail],
+    listeners: Sequence[socket.socket],
+    job_error: Callable[[bool], NetFoldError | None],
+    *,
+    policy: RailPolicy,
+    told: RailListeners,
+    reopen: ReopenRail,
+    spare: WatchedRail | None = None,
+) -> MultiRail:
+    """Open rails of one rank as one; all their ranks call it alike.  Raises what ``MultiRail`` raises.
+
+    rails, listeners  by plane: the rail, and the socket for the other ranks' questions; taken over
+    job_error         as of ``OutOfBand``
+    """
+    channel: TcpOutOfBand | None = None
+    try:
+        plan, state = rails[0].plan, RankState()
+        channel = TcpOutOfBand(listeners, state.answer, Identity.of_plan(plan, PURPOSE))
+        _exchange_ports(channel, rails)
+        return MultiRail(
+            rails, plan.rank, plan.world, OutOfBand(state, channel, job_error), policy=policy, listeners=told,
+            reopen=reopen, spare=spare,
         )
-        _exchange_ports(channel, rails, rank, world)
-        multi = MultiRail(
-            rails, rank, world, OutOfBand(state, channel, job_error),
-            policy=RailPolicy(
-                start=start, known=known if known is not None and len(known) == len(rails) else (), stall=stall,
-                timeout=options.timeout,
-            ),
-            listeners=RailListeners(
-                me=f"job {job!r}, rank {rank} of {world}", job=job, note=flight.note, timeline=timeline, keep=keep,
-                hosts=[peer.where for peer in rails[0].plan.peers],
-            ),
-            reopen=reopen,
-        )
-        return Joined(rails[0].plan, multi, flight)
     except BaseException:
         if channel is not None:
             channel.close()
+        for listener in listeners:
+            listener.close()
         for rail in rails:
             rail.close()
         raise
@@ -136,8 +173,9 @@ def _from_environment(start: Start | None, stall: float | None) -> tuple[Start, 
     return cast(Start, how), seconds
 
 
-def _exchange_ports(channel: TcpOutOfBand, rails: Sequence[OpenRail], rank: int, world: int) -> None:
+def _exchange_ports(channel: TcpOutOfBand, rails: Sequence[OpenRail]) -> None:
     """Exchanges the ports at which all ranks' out-of-band channels listen."""
+    rank, world = rails[0].plan.rank, rails[0].plan.world
     ports = np.zeros((world, len(rails)), np.int32)
     ports[rank] = channel.ports()
     flat = ports.reshape(-1)

@@ -59,6 +59,7 @@ class MultiRail:
     """Several rails used as one.  All ranks make it from like rails in the same order, and call it alike.
 
     rails   the rails, one each, which are up; taken over
+    spare   carries what it can while no other rail is up; None: there is none
     rank    this rank's number, of ``world`` ranks
     reopen  reopens a dead rail; None: it stays dead
     clock   monotonic seconds, the clock of the rails' progress
@@ -74,10 +75,11 @@ class MultiRail:
         policy: RailPolicy = DEFAULT_POLICY,
         listeners: RailListeners = NO_LISTENERS,
         reopen: ReopenRail | None = None,
+        spare: WatchedRail | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         names = [rail.name for rail in rails]
-        if len(rails) < 2:
+        if len(rails) + (spare is not None) < 2:
             raise ValueError(f"{len(rails)} rails named {names}: expected two or more")
         self.name = "+".join(names)
         self.rank, self.world = rank, world
@@ -89,6 +91,8 @@ class MultiRail:
         """True if any rail has narrow lanes; the others carry floats in 32 bits."""
         self.whole = tuple(rail.name for rail in rails if not rail.narrows)
         """Names of the rails that carry floats in 32 bits whatever a call asks for."""
+        if spare is not None:
+            rails, names = [*rails, spare], [*names, spare.name]
         self._costs = OperationCosts(rails, policy.overhead, policy.known)
         self._own = self._costs.own
         state, channel = out_of_band.state, out_of_band.channel
@@ -98,7 +102,9 @@ class MultiRail:
         )
         self._me = listeners.me or f"rank {rank} of {world}"
         place = RankLabel(rank, listeners.job, self._me, listeners.hosts)
-        self._rails = RailSet(rails, names, state, detector, reopen, place=place, stall=policy.stall, clock=clock)
+        self._rails = RailSet(
+            rails, names, state, detector, reopen, place=place, stall=policy.stall, spare=spare is not None, clock=clock
+        )
         self._agreements = Agreements(
             self._rails, state, detector, lambda: self.shares.quickest(self._rails.live), clock
         )
@@ -257,6 +263,16 @@ class MultiRail:
         if lanes and self.whole:
             lanes += f" ({', '.join(self.whole)}: of 32)"
         return f"{nbytes} bytes{lanes}: {split.text}; known: {self._costs.known(self.live)}{''.join(down)}"
+
+    def give_up(self, rail: WatchedRail, error: NetFoldError) -> None:
+        """This rail is dead for this reason, which the other ranks learn with the next operation; called by another
+        thread."""
+        if rail in self._rails.rails:
+            self._rails.broken.setdefault(self._rails.rails.index(rail), error)
+
+    def interrupt(self, error: NetFoldError) -> None:
+        """Called by another thread: the operation under way ends with this error soon, and so does each later one."""
+        self._rails.stop(error)
 
     def leave(self, why: str) -> None:
         """Lets the controller of each rail's plane tell the other ranks why this one leaves, once it is closed."""

@@ -24,16 +24,16 @@ from netfold.host.opening.open_mesh import open_mesh
 from netfold.host.opening.own_port import own_port, udp_port_of
 from netfold.host.opening.planes import RailSpec
 from netfold.host.operation.coding import Coding, LaneBits
-from netfold.host.operation.conversion import between_hosts, deliver
 from netfold.host.operation.rail import RailStats
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest, RowsRequest
+from netfold.host.rails.mesh_rail import carry_between
 from netfold.host.rails.policy import RailOptions
 from netfold.host.rails.rail_set import JobCounts
 from netfold.host.selection.choice import INNET
 from netfold.host.selection.peers import Peers
 from netfold.host.tracing.timeline import Timeline
-from netfold.wire.jobs import Join
+from netfold.wire.jobs import GroupOf, Join
 
 EXTRA_TIMEOUT = 1.0
 """Seconds by which a rail's own timeout is longer than that of all rails, so that missing ranks are known by then."""
@@ -48,11 +48,13 @@ class OpenRail:
     job       the rail's own job, see above
     timeline  of the rank, where one was asked for
     note      called with what carries the rank's other collectives
+    group     marks the rail's job as a group of some ranks of ``job``
     """
 
     def __init__(
         self, spec: RailSpec, job: str, rank: int, world: int, options: RailOptions, *,
         timeline: Timeline | None = None, note: Callable[[str], None] = lambda path: None,
+        group: GroupOf | None = None,
     ) -> None:
         self.spec = spec
         self.name = str(spec)
@@ -61,6 +63,8 @@ class OpenRail:
         self._last = ""
         """The message that this rank leaves for the others: its last operation."""
         self._membership: Membership | None = None
+        self._leaving = threading.Lock()
+        self._left = False
         self._counts: Callable[[], JobCounts] | None = None
         if spec.kind == "verbs":
             from netfold.host.verbs.rail import check_host  # its library is built only where it is wanted
@@ -78,7 +82,7 @@ class OpenRail:
                     tcp="{}:{}".format(*listener.getsockname()), path_mtu=options.path_mtu or 0,
                     timeout=options.join_timeout, fold=spec.kind in FOLDING, lane_bits=options.lane_bits,
                     kind="rc" if spec.kind == "verbs" else "windowed",
-                    udp_port=udp_port_of(receiver), lacks=lacks,
+                    udp_port=udp_port_of(receiver), lacks=lacks, group=group,
                 )
             )
             check_plan(self.plan)
@@ -148,6 +152,24 @@ class OpenRail:
             plan, address, port_of(address), timeout=patience, control=control, timeline=timeline, lane_bits=bits
         )
 
+    def give_up_with(self, give_up: Callable[[NetFoldError], None]) -> None:
+        """From now on the rank leaves the rail's job once the controller takes back its trees, which have failed or
+        which another job needs, and calls this, so that the rail counts as dead."""
+
+        def halted(number: int) -> None:
+            give_up(RailDown(f"{self}: the controller takes back the trees of {self.plan.job!r}"))
+            threading.Thread(target=self._leave, args=(self._rail.stats(),), name="netfold-rail", daemon=True).start()
+
+        if self._membership is not None:
+            self._membership.on_halt(halted)
+
+    def _leave(self, stats: RailStats) -> None:
+        """Leaves the rail's job with these totals, once."""
+        with self._leaving:
+            if self._membership is not None and not self._left:
+                self._left = True
+                self._membership.leave(self._of_job(stats), last=self._last)
+
     def job_error(self, left: bool) -> NetFoldError | None:
         """The error that has ended the rail's job, according to the plane's controller, or None.
 
@@ -207,10 +229,7 @@ class OpenRail:
         own = request.algorithm is None or request.algorithm == INNET
         if own and rail is not self._between and (self._takes_all or rail.takes(request.reduction, coding)):
             return rail.allreduce(request)
-        if request.feedback is None and not coding.saturate:
-            return self._between.allreduce(request)
-        carried = between_hosts(request, request.algorithm)
-        return self._between.allreduce(carried) + deliver(carried, request)
+        return carry_between(self._between, request)
 
     def way(self, coding: Coding, algorithm: str | None) -> Callable[[AllreduceRequest], int]:
         """The function that carries requests with this coding and algorithm (``rail_set.WatchedRail``)."""
@@ -252,7 +271,7 @@ class OpenRail:
         self._between.close()
         self.others.close()
         if self._membership is not None:
-            self._membership.leave(self._of_job(stats), last=self._last)
+            self._leave(stats)
             self._membership.close()
 
     def __str__(self) -> str:

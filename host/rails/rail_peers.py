@@ -44,8 +44,8 @@ class RailPeers(Peers):
 
     def __init__(self, first: Peers, rails: MultiRail) -> None:
         super().__init__(
-            first.mesh, algorithm=first.algorithm, order=first.order, fabric=first.fabric, note=first.note,
-            places=first.places,
+            first.mesh, label=first.label, algorithm=first.algorithm, order=first.order, fabric=first.fabric,
+            note=first.note, places=first.places,
         )
         self._rails = rails
 

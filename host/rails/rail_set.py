@@ -117,7 +117,7 @@ class Fenced(RailDown):
 
 
 class RailSet:
-    """The rails of one rank.  Parameters as of ``MultiRail`` and ``policy``."""
+    """The rails of one rank.  Parameters as of ``MultiRail`` and ``policy``; ``spare``: the last rail is one."""
 
     def __init__(
         self,
@@ -129,12 +129,14 @@ class RailSet:
         *,
         place: RankLabel,
         stall: float,
+        spare: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rails: list[WatchedRail | None] = list(rails)
         """By index; None where it is down."""
-        self.live = list(range(len(rails)))
-        """Indices of the rails that are up, as all ranks agree; a new list whenever that changes."""
+        self._spare = len(rails) - 1 if spare else None
+        self.live = self._usable()
+        """Indices of the rails in use, as all ranks agree; a new list whenever that changes."""
         self.names = list(names)
         self._state, self._detector, self._reopen = state, detector, reopen
         self._stall, self._clock, self._place = stall, clock, place
@@ -184,6 +186,8 @@ class RailSet:
         """Each rail's state in words, for errors."""
         said = []
         for index, name in enumerate(self.names):
+            if self.rails[index] is not None and index not in self.live:
+                continue  # a spare one
             quiet = self._state.quiet_seconds(index)
             cause = first_line(self.causes[index] or "")
             idle = f"quiet for {quiet:.1f} s" if quiet >= self._stall else "carries nothing now"
@@ -229,7 +233,7 @@ class RailSet:
                     error)
             # on a thread, since closing a rail takes longer than the call that waits for this may
             threading.Thread(target=rail.close, name="netfold-rail-close", daemon=True).start()
-            if self._reopen is not None:
+            if self._reopen is not None and index != self._spare:
                 self._reopenings[index] = self._reopen(index, self.deaths[index])
         if not self.live:
             kind = PeerLost if any(isinstance(cause, PeerLost) for cause in self.causes) else RailDown
@@ -252,17 +256,23 @@ class RailSet:
         for reopening in self._reopenings.values():
             reopening.cancel()
         self._reopenings.clear()
-        for index in self.live:
-            self._past.append((self.names[index], self[index].stats()))
-            self[index].close()
-            self._put(index, None)
+        for index, rail in enumerate(self.rails):
+            if rail is not None:
+                self._past.append((self.names[index], rail.stats()))
+                rail.close()
+                self._put(index, None)
 
     def _put(self, index: int, rail: WatchedRail | None) -> None:
         self.rails[index] = rail
-        self.live = [index for index, rail in enumerate(self.rails) if rail is not None]
+        self.live = self._usable()
         self._state.set_live(self.live)
         if self.live:
             self._changed()
+
+    def _usable(self) -> list[int]:
+        """Indices of the rails that are up; the spare one's only if no other is."""
+        up = [index for index, rail in enumerate(self.rails) if rail is not None]
+        return [index for index in up if index != self._spare] or up
 
     # ---- watching ----------------------------------------------------------------------------------------------------
     def _attach(self, index: int) -> None:
@@ -278,6 +288,8 @@ class RailSet:
         if not self._state.carries(index):  # what is under way on its mesh is of some ranks alone, or between two
             self._detector.check_job(self._clock() - moved, left=False)
             return False
+        if index in self.broken:
+            raise self.broken[index]
         position, name = self.position, self.names[index]
         if self._state.fenced(position):
             raise Fenced(f"{name}: another rank found it dead")

@@ -17,7 +17,7 @@ from netfold.host.rails.open_rail import OpenRail
 from netfold.host.rails.rail_set import WatchedRail
 
 RETRY_SECONDS = 0.5
-"""Seconds between attempts to open a dead rail again."""
+"""Seconds before the first attempt to open a dead rail again, and between a job's attempts."""
 RENEW_SECONDS = 10.0
 """Seconds after which a rail that is open here, and not on all ranks, is closed and opened again."""
 FIRST_SUM_ELEMENTS = 256
@@ -30,10 +30,15 @@ class BackgroundReopening:
     """Reopens a dead rail on a thread of its own until it is open on all ranks; a ``rail_set.RailReopening``.
 
     open_   joins with all ranks; raises NetFoldError where that fails
+    most    most seconds between two attempts: each failed one doubles them up to that
     """
 
-    def __init__(self, open_: Callable[[], OpenRail], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, open_: Callable[[], OpenRail], *, most: float = RETRY_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._open = open_
+        self._most = most
         self._clock = clock
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -43,11 +48,13 @@ class BackgroundReopening:
         threading.Thread(target=self._run, name="netfold-rail-open", daemon=True).start()
 
     def _run(self) -> None:
-        while not self._over.wait(RETRY_SECONDS):
+        pause = RETRY_SECONDS
+        while not self._over.wait(pause):
             try:
                 rail = self._open()
             except NetFoldError as error:
                 log.debug("not yet: %s", error)
+                pause = min(2 * pause, self._most)
                 continue
             try:
                 some = np.ones(FIRST_SUM_ELEMENTS, np.int32)

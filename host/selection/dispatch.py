@@ -52,7 +52,7 @@ class Dispatch:
     why       reason for this set-up, for ``explain``
     flight    records what carries an operation, and its retransmissions
     me        job and rank, for warnings
-    prospect  instead of ``switches``: the rail that a group opens once one of its reductions is worth it
+    prospect  instead of both: what a group opens once one of its reductions is worth it
     groups    makes those of groups of these ranks
     members   these ranks by their numbers in the job; default: all of them
     """
@@ -140,15 +140,17 @@ class Dispatch:
     @property
     def may_open(self) -> bool:
         """True if nothing folds at present, and may fold later (``open_fold``)."""
-        return self._prospect is not None and self.switches is None
+        return self._prospect is not None and self._fold is None
 
     def open_fold(self) -> None:
-        """Opens the rail that folds for a group, where all of its ranks can; they call it together, inside an
-        operation."""
+        """Opens what folds for a group, where all of its ranks can; they call it together, inside an operation."""
         assert self._prospect is not None
-        rail = self._prospect.open(self.hosts, self.progress)
-        if rail is not None:
-            self._fold_by(rail)
+        opened = self._prospect.open(self.hosts, self.progress)
+        if opened is not None:
+            self._rails = opened.rails
+            self._said_whole = opened.rails is not None and not opened.rails.whole
+            self._fold_by(opened.switches)
+            self.go_over(opened.hosts)
         self.rows = self._rows()
 
     def foresee(self, request: AllreduceRequest) -> None:
@@ -163,7 +165,7 @@ class Dispatch:
 
     def _fold_by(self, rail: FoldingRail | None) -> None:
         """From now on this rail folds, or nothing does."""
-        self.switches = self._fold = rail
+        self.switches, self._fold = rail, rail if self._rails is None else self._rails
         if rail is None:
             self.hosts.chooser.fold_by(None)
         else:
@@ -189,7 +191,10 @@ class Dispatch:
             self.allreduce(wide)
             round_to(request, wide.out)
             return 0
-        flight, rails = self._flight, self._rails
+        flight = self._flight
+        if self._prospect is not None:
+            self.foresee(request)
+        rails = self._rails
         if rails is not None and rails.brief.known:
             before = rails.retransmissions
             try:
@@ -199,8 +204,6 @@ class Dispatch:
                     flight.count_retransmissions(rails.retransmissions - before)
             if repeated is not None:
                 return repeated
-        if self._prospect is not None:
-            self.foresee(request)
         switches = self.switches
         known: Chosen | None = None if request.prepared is None else request.prepared.choice
         chosen = known.way if known is not None and self._holds(known) else self._choose(request)
@@ -356,8 +359,9 @@ class Dispatch:
 
     def interrupt(self, error: NetFoldError) -> None:
         """Called by another thread: what is under way ends with this error soon."""
-        if self.switches is not None:
-            self.switches.interrupt(error)
+        for rail in (self.switches, self._rails):
+            if rail is not None:
+                rail.interrupt(error)
         if self.hosts.size > 1:
             self.hosts.mesh.interrupt(error)
 

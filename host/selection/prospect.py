@@ -4,10 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from netfold.host.operation.rail import FoldingRail, RailStats
+from netfold.host.operation.rail import FoldingRail, RailStats, RailTeam
 from netfold.host.selection.peers import Peers
+
+
+class OpenedFold(NamedTuple):
+    """What folds for a group from now on: ``switches``, or several rails used as one.
+
+    hosts  the group's ranks for what does not fold
+    """
+
+    hosts: Peers
+    switches: FoldingRail | None = None
+    rails: RailTeam | None = None
 
 
 class Prospect(Protocol):
@@ -21,8 +32,8 @@ class Prospect(Protocol):
     def due(self, nbytes: int) -> bool:
         """Counts a reduction of so many bytes that could fold.  Returns whether ``open`` is to be called before it."""
 
-    def open(self, hosts: Peers, progress: Callable[[], RailStats]) -> FoldingRail | None:
-        """The rail, where all ranks of the group have it; None, on all of them, where one could not.  Inside an
+    def open(self, hosts: Peers, progress: Callable[[], RailStats]) -> OpenedFold | None:
+        """What folds, where all ranks of the group have it; None, on all of them, where one could not.  Inside an
         operation of the group.  Raises what a mesh raises.
 
         progress  of the group's dispatch, which reads counts that may be read on any thread

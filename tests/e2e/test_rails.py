@@ -74,6 +74,31 @@ def cut_and_back(rails: str, engine: Engine, tmp_path: Path, standstill: float =
     assert re.search(r"rail \w+@b is down: ", log), log
 
 
+@in_sandbox(timeout=150)
+def test_a_group_of_ranks_folds_on_both_planes_and_loses_one_for_a_while(tmp_path: Path) -> None:
+    """Three of four ranks have trees of their own on each plane, beside the job's.  Plane b is cut and comes back: all
+    sums of the group and of the job are exact, and both use plane b again."""
+    rate, nbytes = SIZES["softswitch"]
+    one = leafspine(1, 0, 4, rate=rate, engine="softswitch")
+    results = {}
+    with Planes(side_by_side([one] * 2, sandbox.rundir()), logs=tmp_path / "logs") as planes:
+        ranks = planes.launch([*program("rank_rail_groups.py"), str(nbytes)], job="rails", env={
+            "NETFOLD_RAILS": "innet@a+innet@b", "NETFOLD_RAIL_STALL": str(STALL),
+        })
+        for rank, line in ranks.lines(within=120):
+            if line == "running":
+                planes.cut(1)
+            elif line == "died":
+                planes.cut(1, up=True)
+            else:
+                results[rank] = json.loads(line)
+    assert sorted(results) == [0, 1, 2]
+    for result in results.values():
+        assert result["deaths"] >= 1
+        assert result["folded"] > 0
+        assert "tree(s) of 'rails#2-0-1.1' on innet@a" in result["why"]
+
+
 def stand_still(planes: Planes, ranks: Ranks, seconds: float) -> None:
     """Stops all that has a part in a sum for so long."""
     pids = [process.pid for process in ranks.processes]  # each leads a group

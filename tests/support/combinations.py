@@ -58,7 +58,7 @@ WHY: Final = """
 RDMA NICs sums fold in lanes of the job's own width (`lane_bits` of `join`), so in narrow lanes where the job has them.
 
 """
-GROUPLESS: Final = ("verbs", "several rails")
+GROUPLESS: Final = ("verbs",)
 """Columns whose groups do not fold."""
 OF_SOME: Final = "allreduce of a group of some ranks"
 
@@ -93,7 +93,7 @@ def group() -> Iterator[Ranks]:
     services: list[GroupJobs] = []
 
     def make(switch: LoopbackSwitch, world: int) -> GroupJobs:
-        services.append(GroupJobs(switch, world, f"{net}.201"))
+        services.append(GroupJobs(switch, world, net))
         return services[-1]
 
     with tempfile.TemporaryDirectory() as folder:
@@ -131,6 +131,14 @@ def rails() -> Iterator[Ranks]:
         yield Ranks(comms, dict(enumerate(comms)))
 
 
+@contextmanager
+def group_over_rails() -> Iterator[Ranks]:
+    """Three of the four ranks of a job over two rails, with trees of their own on both."""
+    chosen = [0, 1, 3]
+    with loopback_rails(["innet", "innet"], 4, groups=True) as comms:
+        yield Ranks(comms, {rank: comms[rank].group(chosen) for rank in chosen})
+
+
 COLUMNS: Final[dict[str, Callable[[], AbstractContextManager[Ranks]]]] = {
     "innet, 1 rank a machine": lambda: machines(1, 1, 1),
     "innet, 2 ranks a machine": lambda: machines(2, 2),
@@ -138,6 +146,7 @@ COLUMNS: Final[dict[str, Callable[[], AbstractContextManager[Ranks]]]] = {
     "a group of some ranks": group,
     "verbs": verbs,
     "several rails": rails,
+    "a group over several rails": group_over_rails,
 }
 
 
@@ -273,6 +282,7 @@ OTHERS: Final = {
     },
     "verbs": {GOES: NOT_TRIED, COMES: NOT_TRIED, BESIDE: NOT_TRIED},
     "several rails": {GOES: "refused by name", COMES: "refused by name", BESIDE: NOT_TRIED},
+    "a group over several rails": {GOES: "refused by name", COMES: "refused by name", BESIDE: NOT_TRIED},
 }
 """The cells of other columns."""
 

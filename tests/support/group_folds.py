@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from netfold.host.api.group import Group
-from netfold.host.api.group_folds import GroupFolds, GroupMeans, JoinedGroup
+from netfold.host.api.group_folds import GroupFolds
+from netfold.host.api.one_rail_groups import GroupMeans, JoinedGroup, of_one_rail
 from netfold.host.api.work import OperationSequencer
 from netfold.host.client.membership import Membership
 from netfold.host.collectives.open_on_all import Unfit, agreed_over, open_on_all
@@ -199,7 +200,8 @@ def on_ranks(
             plan = switches.join(mesh.rank, tuple(members), number)
             return JoinedGroup(plan, _Client(switches, plan.job), None)
 
-        groups = GroupFolds(GroupMeans(refusal(mesh.rank), join, open_rail, 10.0, f"rank {mesh.rank}", always))
+        groups = of_one_rail(GroupMeans(
+            refusal(mesh.rank), 10.0, f"rank {mesh.rank}", always, join=join, open=open_rail))
         dispatch = Dispatch(Peers(mesh, measured=SLOW), always=always, groups=groups)
         try:
             return work(Group(dispatch, OperationSequencer(f"rank {mesh.rank}"), coding), groups)

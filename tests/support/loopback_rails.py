@@ -4,9 +4,10 @@ a job service of its own."""
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,7 +16,8 @@ from unittest import mock
 from netfold.host.api.communicator import Communicator
 from netfold.host.opening.planes import Kind, Plane, RailSpec
 from netfold.host.rails.joining import STALL_VARIABLE
-from netfold.testing import subnet
+from netfold.testing import LoopbackSwitch, subnet
+from support.group_jobs import GroupJobs
 from support.torch import LoopbackJobs, loopback_jobs
 from support.verbs_jobs import VerbsJobs
 
@@ -30,7 +32,7 @@ class LoopbackPlanes:
     specs  by rank: its rails
     """
 
-    def __init__(self, kinds: Sequence[Kind], world: int, stack: ExitStack) -> None:
+    def __init__(self, kinds: Sequence[Kind], world: int, stack: ExitStack, *, groups: bool = False) -> None:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         self.world = world
         self.jobs: list[LoopbackJobs] = []
@@ -38,7 +40,9 @@ class LoopbackPlanes:
         for kind, name in zip(kinds, NAMES, strict=False):
             net, where = subnet(), f"unix:{folder}/{name}"
             addresses = [f"{net}.{rank + 1}" for rank in range(world)]
-            make = VerbsJobs if kind == "verbs" else None
+            make: Callable[[LoopbackSwitch, int], LoopbackJobs] | None = VerbsJobs if kind == "verbs" else None
+            if groups and kind == "innet":
+                make = functools.partial(GroupJobs, net=net)
             self.jobs.append(stack.enter_context(loopback_jobs(f"{net}.200", addresses, where, make)))
             for rank, address in enumerate(addresses):
                 self.specs[rank].append(RailSpec(kind, Plane(address, where), f"{kind}@{name}"))
@@ -55,16 +59,26 @@ class LoopbackPlanes:
 
 
 @contextmanager
-def loopback_planes(kinds: Sequence[Kind], world: int) -> Iterator[LoopbackPlanes]:
-    """Planes for rails of these kinds, whose switches and services end with the context."""
+def loopback_planes(kinds: Sequence[Kind], world: int, *, groups: bool = False) -> Iterator[LoopbackPlanes]:
+    """Planes for rails of these kinds, whose switches and services end with the context.
+
+    groups  one group of the ranks may fold, too
+    """
     with ExitStack() as stack:
-        yield LoopbackPlanes(kinds, world, stack)
+        planes = LoopbackPlanes(kinds, world, stack, groups=groups)
+        yield planes
+        for jobs in planes.jobs:
+            if isinstance(jobs, GroupJobs):
+                jobs.close()
 
 
 @contextmanager
-def loopback_rails(kinds: Sequence[Kind], world: int, **settings: Any) -> Iterator[list[Communicator]]:
-    """The communicators of all ranks over rails of these kinds; ``settings`` as of ``Communicator.join``."""
-    with loopback_planes(kinds, world) as planes, ThreadPoolExecutor(world) as pool:
+def loopback_rails(
+    kinds: Sequence[Kind], world: int, *, groups: bool = False, **settings: Any
+) -> Iterator[list[Communicator]]:
+    """The communicators of all ranks over rails of these kinds; ``groups`` as of ``loopback_planes``, ``settings`` of
+    ``Communicator.join``."""
+    with loopback_planes(kinds, world, groups=groups) as planes, ThreadPoolExecutor(world) as pool:
         comms = planes.join(**settings)
         try:
             yield comms
