@@ -99,8 +99,12 @@ class RailPeers(Peers):
     ) -> bool:
         fold = self._folded("exchange", data, pieces, reduction, coding, gathered=gathered, gathered_rows=rows)
         nbytes = data.nbytes + gathered.nbytes
-        if fold is None or not self.joins or nbytes <= SHORT_BYTES:
+        if fold is None or not self.joins:
             return False
+        if nbytes <= SHORT_BYTES:
+            self.reduce_scatter(data, pieces, reduction, coding=coding)
+            self.all_gather(gathered, rows)
+            return True
 
         def over(peers: Peers, part: Part) -> None:
             peers.reduce_scatter(data, [part(piece) for piece in pieces], reduction)

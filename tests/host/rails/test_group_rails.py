@@ -144,6 +144,24 @@ def test_ranks_that_others_have_planned_fold_as_a_group_of_several_rails() -> No
             assert result is None, result
 
 
+def test_a_short_reduce_scatter_and_all_gather_are_one_operation() -> None:
+    """Both fold within it, as sums, and no operation is recorded that carried nothing."""
+    with job() as here:
+        here.sums()
+
+        def work(group: Group) -> None:
+            with group.together() as both:
+                sums, rows = both.reduce_scatter(np.full(6, 1.0, np.float32)), both.all_gather(np.array([group.rank]))
+            assert (sums == 3).all()
+            assert rows.tolist() == [0, 1, 2]
+
+        before = [len(here.comms[rank].flight()) for rank in MEMBERS]
+        here.each(work)
+        for rank, seen in zip(MEMBERS, before, strict=True):
+            (record,) = here.comms[rank].flight()[seen:]
+            assert (record.name, "innet" in record.path) == ("together", True)
+
+
 def test_a_group_that_loses_a_plane_goes_on_over_the_other_and_gets_it_back() -> None:
     """In the same call, with exact sums; the plane's trees come back under a number of their own."""
     with job() as here:
