@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from netfold.host.api.group import Group
+from netfold.testing import on_every_rank
 from support import combinations, needs
 
 
@@ -35,6 +36,19 @@ def test_the_page_has_nothing_else() -> None:
     table = on_the_page()
     columns = {name: {row: table[row][name] for row in combinations.FEATURES} for name in combinations.COLUMNS}
     assert combinations.PAGE.read_text() == combinations.page(columns, refused_on_the_page())
+
+
+def test_two_jobs_of_the_same_nics_fold_at_once() -> None:
+    """Each by queue pairs of its own; all ranks of both call at the same time."""
+    needs.require("verbs")
+    with combinations.verbs_jobs("one", "two") as jobs:
+        for _ in range(3):
+            everybody = [comm for comms in jobs for comm in comms]
+            for error in on_every_rank(everybody, lambda comm: combinations.FEATURES["... of int32"].call(
+                    comm, comm.rank, comm.size)):
+                assert error is None, error
+        assert {comm.flight()[-1].path for comms in jobs for comm in comms} == {"verbs"}
+    assert combinations.OTHERS["verbs"][combinations.BESIDE] == combinations.FOLDS
 
 
 def test_groups_and_several_rails_do_not_change_their_ranks() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from netfold.fabric.graph import Engine
 from netfold.topo.network import sandbox
-from support import needs
+from support import combinations, needs
 from support.fabrics import leafspine
-from support.topo import ENGINES, in_sandbox, program
+from support.topo import ENGINES, beside, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -37,7 +37,7 @@ def test_the_groups_of_a_mesh_fold_beside_their_job(engine: Engine, tmp_path: Pa
     between the hosts, with the reason.  A closed group gives its slots back, and nothing is left in the end.
 
     Then the groups of random meshes, one after the other, do the same.  A rank that dies ends its group alone; those
-    that are left shrink, and make groups anew."""
+    that are left shrink, let another rank in, and make groups anew each time."""
     fabric = leafspine(2, 2, 4, rate=RATES[engine], loss=0.02, seed=3, engine=engine, rundir=sandbox.rundir())
     with Network(fabric, logs=tmp_path / "logs") as network:
         ranks = network.launch([*program("rank_groups.py"), "7", str(tmp_path), str(MESHES[engine])],
@@ -50,7 +50,10 @@ def test_the_groups_of_a_mesh_fold_beside_their_job(engine: Engine, tmp_path: Pa
         (tmp_path / "look").touch()
         output = ranks.wait(within=150)
         after = network.status()
-        lost = network.launch([*program("rank_group_lost.py"), str(tmp_path)], job="lost").wait(within=100)
+        changing = network.launch([*program("rank_group_lost.py"), str(tmp_path)], job="lost")
+        new = network.launch([*program("rank_group_lost.py"), str(tmp_path), "new"], job="lost",
+                             hosts=fabric.hosts[3:])
+        lost, came = changing.wait(within=100), new.wait(within=100)
     results = [json.loads(lines[-1]) for lines in output]
     groups = {job.name.partition("#")[2]: job for job in status.jobs if job.group_of}
     assert set(groups) == {f"{name.replace(' ', '-')}.1" for name in ACROSS}
@@ -72,7 +75,22 @@ def test_the_groups_of_a_mesh_fold_beside_their_job(engine: Engine, tmp_path: Pa
     assert all(switch.folded.first > 0 for switch in spines)
     assert {job.name: job.state for job in after.jobs} == {"mesh": "finished"}
     assert all(switch.slots_used == 0 for switch in after.switches)
-    left = [json.loads(lines[-1]) for lines in lost if lines]
+    left = [json.loads(lines[0]) for lines in lost if lines]
     assert [bool(rank["error"]) for rank in left] == [False, True, False]
     assert "lost rank 1 at 10.0.2.2 (h4)" in left[1]["error"]
     assert all(rank["after"] == 6 and "tree(s) for this group" in rank["explain"] for rank in left)
+    grown = [json.loads(lines[-1]) for lines in (*lost, *came) if lines]
+    assert [rank["grown"] for rank in grown if "grown" in rank] == ["innet"] * 3, grown
+    cells = combinations.OTHERS["a group of some ranks"]
+    assert cells[combinations.GOES] == cells[combinations.COMES] == combinations.ANEW
+
+
+@in_sandbox(timeout=150)
+def test_two_jobs_and_a_group_of_each_fold_beside_each_other(tmp_path: Path) -> None:
+    """On the same hosts at once, with the default choice of rail."""
+    fabric = leafspine(2, 2, 4, rate="100mbit", rundir=sandbox.rundir())
+    with Network(fabric, logs=tmp_path / "logs") as network:
+        paths = beside(tmp_path, lambda name: network.launch(
+            [*program("rank_beside.py"), str(tmp_path)], job=name, env={"NETFOLD_ALGO": "innet"}))
+    assert {path for name in ("job", "group") for path in paths[name]} == {"innet"}, paths
+    assert combinations.OTHERS["a group of some ranks"][combinations.BESIDE] == combinations.FOLDS

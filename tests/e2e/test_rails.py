@@ -14,9 +14,9 @@ import pytest
 
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo.network import sandbox
-from support import needs
+from support import combinations, needs
 from support.fabrics import leafspine
-from support.topo import ENGINES, in_sandbox, program
+from support.topo import ENGINES, beside, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -97,6 +97,20 @@ def test_a_group_of_ranks_folds_on_both_planes_and_loses_one_for_a_while(tmp_pat
         assert result["deaths"] >= 1
         assert result["folded"] > 0
         assert "tree(s) of 'rails#2-0-1.1' on innet@a" in result["why"]
+
+
+@in_sandbox(timeout=150)
+def test_two_jobs_over_both_planes_fold_beside_each_other(tmp_path: Path) -> None:
+    """On the same hosts at once: both jobs fold, and so does a group of each."""
+    rate, _ = SIZES["softswitch"]
+    one = leafspine(1, 0, 4, rate=rate, engine="softswitch")
+    with Planes(side_by_side([one] * 2, sandbox.rundir()), logs=tmp_path / "logs") as planes:
+        paths = beside(tmp_path, lambda name: planes.launch(
+            [*program("rank_beside.py"), str(tmp_path)], job=name,
+            env={"NETFOLD_RAILS": "innet@a+innet@b", "NETFOLD_RAIL_STALL": "5"}))
+    for column, name in (("several rails", "job"), ("a group over several rails", "group")):
+        assert all("innet@" in path and "TCP" not in path for path in paths[name]), paths
+        assert combinations.OTHERS[column][combinations.BESIDE] == combinations.FOLDS
 
 
 def stand_still(planes: Planes, ranks: Ranks, seconds: float) -> None:

@@ -44,10 +44,11 @@ Each cell is the result of a call in a test, which also checks the sums.
 - *folds*: the switches carried it on every rank, by the default choice.
 - *between the hosts*: it went over TCP; `comm.explain()` has the reason.
 - *folds in part*: the switches carried one of two calls.
+- *folds, made anew*: the group's calls are refused by name after the change; a new group of the ranks folds.
 
 `.venv/bin/python tests/support/combinations.py` generates this page, and `tests/test_combinations.py` checks it.
-`tests/e2e/test_machines.py` checks the last three rows on a fabric with a controller. The host library's page has more
-on [machines of several ranks](host.md#machines-of-several-ranks).
+`test_machines.py`, `test_groups.py` and `test_rails.py` of `tests/e2e` check the last three rows on fabrics with
+controllers. The host library's page has more on [machines of several ranks](host.md#machines-of-several-ranks).
 
 """
 
@@ -109,19 +110,27 @@ def group() -> Iterator[Ranks]:
 
 
 @contextmanager
-def verbs() -> Iterator[Ranks]:
-    """All ranks of a job by the queue pairs of RDMA devices."""
+def verbs_jobs(*names: str) -> Iterator[list[list[Communicator]]]:
+    """The communicators of each of these jobs on the same hosts, by the queue pairs of their RDMA devices."""
     net, world = subnet(), 3
     addresses = [f"{net}.{rank + 1}" for rank in range(world)]
     with tempfile.TemporaryDirectory() as folder, fake_devices():
         where = f"unix:{folder}/jobs"
         with loopback_jobs(f"{net}.200", addresses, where, VerbsJobs):
-            comms = on_every_rank(list(range(world)), lambda rank: Communicator.join(  # type: ignore[arg-type]
-                "verbs", rank, world, address=addresses[rank], controller=where, rail="verbs"))  # type: ignore[call-overload]
+            jobs = [on_every_rank(list(range(world)), lambda rank, name=name: Communicator.join(  # type: ignore[arg-type,misc]
+                name, rank, world, address=addresses[rank], controller=where, rail="verbs")) for name in names]  # type: ignore[call-overload]
             try:
-                yield Ranks(comms, dict(enumerate(comms)))
+                yield jobs
             finally:
-                on_every_rank(comms, lambda comm: comm.close())
+                for comms in jobs:
+                    on_every_rank(comms, lambda comm: comm.close())
+
+
+@contextmanager
+def verbs() -> Iterator[Ranks]:
+    """All ranks of a job by the queue pairs of RDMA devices."""
+    with verbs_jobs("verbs") as (comms,):
+        yield Ranks(comms, dict(enumerate(comms)))
 
 
 @contextmanager
@@ -269,7 +278,7 @@ class Life:
 GOES: Final = "a rank is lost: shrink"
 COMES: Final = "a rank comes: grow"
 BESIDE: Final = "two jobs at once on the same hosts"
-NOT_TRIED: Final = "not tried"
+ANEW: Final = "folds, made anew"
 LIVES: Final = {
     "innet, 1 rank a machine": Life((1, 1, 1, 1), 2, {GOES: FOLDS, COMES: FOLDS, BESIDE: FOLDS}),
     "innet, 2 ranks a machine": Life((2, 2, 2, 2), 5, {GOES: FOLDS, COMES: FOLDS, BESIDE: FOLDS}),
@@ -277,12 +286,10 @@ LIVES: Final = {
 }
 """Columns -> jobs on a fabric with a controller."""
 OTHERS: Final = {
-    "a group of some ranks": {
-        GOES: "the communicator's alone", COMES: "the communicator's alone", BESIDE: NOT_TRIED,
-    },
-    "verbs": {GOES: NOT_TRIED, COMES: NOT_TRIED, BESIDE: NOT_TRIED},
-    "several rails": {GOES: "refused by name", COMES: "refused by name", BESIDE: NOT_TRIED},
-    "a group over several rails": {GOES: "refused by name", COMES: "refused by name", BESIDE: NOT_TRIED},
+    "a group of some ranks": {GOES: ANEW, COMES: ANEW, BESIDE: FOLDS},
+    "verbs": {GOES: FOLDS, COMES: FOLDS, BESIDE: FOLDS},
+    "several rails": {GOES: "refused by name", COMES: "refused by name", BESIDE: FOLDS},
+    "a group over several rails": {GOES: "refused by name", COMES: "refused by name", BESIDE: FOLDS},
 }
 """The cells of other columns."""
 

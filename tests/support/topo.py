@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Final, ParamSpec, TypeVar
 import pytest
 
 from netfold.topo.network import sandbox
+from netfold.topo.processes.ranks import Ranks
 from support.template import Template
 
 P = ParamSpec("P")
@@ -53,6 +55,23 @@ def in_sandbox(timeout: float = 120) -> Callable[[Callable[P, None]], Callable[P
         return pytest.mark.needs("namespaces", "mininet")(pytest.mark.netns(wrapper))
 
     return decorate
+
+
+def beside(folder: Path, start: Callable[[str], Ranks]) -> dict[str, list[str]]:
+    """The paths of sums of two jobs of support/ranks/rank_beside.py at once, of the "job" and of the "group".
+
+    start  starts one of them, by its name
+    """
+    jobs = []
+    for name in ("one", "two"):
+        lines = start(name).lines(within=120)
+        for _ in range(4):
+            assert "ready" in json.loads(next(lines)[1])
+        jobs.append(lines)
+    (folder / "go").touch()
+    said = [json.loads(line) for lines in jobs for _, line in lines]
+    assert [len(paths) for paths in said].count(2) == 6, said  # three of four ranks are in a group
+    return {name: [paths[name] for paths in said if name in paths] for name in ("job", "group")}
 
 
 def undisturbed(measure: Callable[[], T], logs: Path, job: str) -> T:

@@ -18,6 +18,7 @@ from netfold.host.verbs.rail import VerbsRail
 from netfold.rpc import rpc
 from netfold.testing import LoopbackSwitch
 from netfold.wire.jobs import (
+    Change,
     Connect,
     Connected,
     Done,
@@ -30,6 +31,8 @@ from netfold.wire.jobs import (
     Plan,
     RankStream,
     RankTree,
+    Reform,
+    Reformed,
     Secret,
     Watch,
     Watching,
@@ -39,7 +42,12 @@ from support.verbs import MAXIMUM, MTU_4096, fake, fold_address
 
 
 class VerbsJobs(LoopbackJobs):
-    """Jobs of RC ranks over one tree.  A rail that has died joins again as a job of another name."""
+    """Jobs of RC ranks over one tree.  A rail that has died joins again as a job of another name.
+
+    reforms  ranks may go on without those that have left, and with new ones
+    """
+
+    reforms = False
 
     def __init__(self, switch: LoopbackSwitch, world: int) -> None:
         super().__init__(switch, world)
@@ -50,8 +58,16 @@ class VerbsJobs(LoopbackJobs):
         """By rank: the queue pairs that it has made last."""
         self._joined: dict[str, dict[int, Join]] = {}
         self._secrets: dict[str, Secret] = {}
-        self._made: dict[tuple[str, int], list[OwnPairs]] = {}
-        self._gone: set[tuple[str, int]] = set()
+        self._made: dict[tuple[str, int], dict[int, list[OwnPairs]]] = {}
+        """Of each incarnation of a job, by name and epoch: the queue pairs of its ranks."""
+        self._gone: set[tuple[str, int, int]] = set()
+        self._connected: set[str] = set()
+        """Jobs whose queue pairs the fake switches know."""
+        self._peers: dict[tuple[str, int], list[Peer]] = {}
+        """Ranks of each incarnation."""
+        self._asked: dict[tuple[str, int], dict[int, Reform]] = {}
+        self._newcomers: dict[str, list[Join]] = {}
+        self._changes: dict[tuple[str, int], Change] = {}
         self._changed = asyncio.Condition()
         self._answer = self.connect  # a test may put something else in its place
 
@@ -59,10 +75,17 @@ class VerbsJobs(LoopbackJobs):
         async def connect(request: Connect) -> Connected:
             return await self._answer(request)
 
-        return super().methods() | {"Connect": (Connect, connect)}
+        async def reform(request: Reform) -> Reformed:
+            if not self.reforms:
+                raise rpc.Refusal(rpc.Code.UNIMPLEMENTED, "this service plans each job once")
+            return await self.reform(request)
+
+        return super().methods() | {"Connect": (Connect, connect), "Reform": (Reform, reform)}
 
     async def join(self, request: Join) -> Plan:
         assert request.kind == "rc"
+        if request.joining:
+            return await self._admitted(request)
         rank, world = request.rank, self.world
         async with self._changed:
             joins = self._joined.setdefault(request.job, {})
@@ -70,46 +93,100 @@ class VerbsJobs(LoopbackJobs):
             self._secrets.setdefault(request.job, draw())
             self._changed.notify_all()
             await asyncio.wait_for(self._changed.wait_for(lambda: len(joins) == world), request.timeout)
-        before = joins[(rank - 1) % world].address
+        self._peers[request.job, 1] = [Peer(r, join.address, join.tcp) for r, join in sorted(joins.items())]
+        return self._plan(request.job, 1, rank)
+
+    def _plan(self, job: str, epoch: int, rank: int) -> Plan:
+        peers = self._peers[job, epoch]
+        places = [int(peer.address.rpartition(".")[2]) - 1 for peer in peers]
+        after, before = fold_address(places[(rank + 1) % len(peers)]), peers[rank - 1].address
         streams = (
-            RankStream(fold_address((rank + 1) % world), 0, 0, 0, 7 + kind, size, before, 0)
+            RankStream(after, 0, 0, 0, 7 + kind, size, before, 0)
             for kind, size in enumerate((SLOTS, SLOTS // 4))
         )
         return Plan(
-            request.job, 1, rank, world, [Peer(r, join.address, join.tcp) for r, join in sorted(joins.items())],
-            [RankTree("rc", 1.0, *streams)], path_mtu=1024, fold_address=fold_address(rank), verb="send",
-            message=SLOTS // 4, secret=self._secrets[request.job],
+            job, epoch, rank, len(peers), peers, [RankTree("rc", 1.0, *streams)], path_mtu=1024,
+            fold_address=fold_address(places[rank]), verb="send", message=SLOTS // 4, secret=self._secrets[job],
+            change=self._changes.get((job, epoch)),
         )
+
+    async def reform(self, request: Reform) -> Reformed:
+        """Lets the ranks go on that have not left, with those that wait where they grow."""
+        job, epoch = request.job, request.epoch
+        async with self._changed:
+            asked = self._asked.setdefault((job, epoch), {})
+            asked[request.rank] = request
+
+            def are_there() -> list[int]:
+                return [rank for rank in range(len(self._peers[job, epoch])) if (job, epoch, rank) not in self._gone]
+
+            self._changed.notify_all()
+            await asyncio.wait_for(self._changed.wait_for(lambda: len(asked) == len(are_there())), request.timeout)
+            there = are_there()
+            if (job, epoch + 1) not in self._peers:
+                new = self._newcomers.pop(job, []) if request.grows else []
+                if len(there) == len(self._peers[job, epoch]) and not new:
+                    self._asked.pop((job, epoch))
+                    return Reformed()
+                peers = [Peer(place, self._peers[job, epoch][rank].address, asked[rank].tcp)
+                         for place, rank in enumerate(there)]
+                peers += [Peer(len(peers) + place, join.address, join.tcp) for place, join in enumerate(new)]
+                lost = sorted(set(range(len(self._peers[job, epoch]))) - set(there))
+                finished = [asked[rank].finished for rank in there]
+                self._changes[job, epoch + 1] = Change(
+                    there + [-1] * len(new), lost, finished + [min(finished)] * len(new))
+                self._peers[job, epoch + 1] = peers
+                self._changed.notify_all()
+        return Reformed(self._plan(job, epoch + 1, there.index(request.rank)))
+
+    async def _admitted(self, request: Join) -> Plan:
+        """The plan of a rank that joins a running job, once the ranks of that let it in."""
+        job = request.job
+
+        def found() -> tuple[int, int] | None:
+            return next(((epoch, peer.rank) for (name, epoch), peers in self._peers.items() for peer in peers
+                         if (name, peer.tcp) == (job, request.tcp)), None)
+
+        async with self._changed:
+            self._newcomers.setdefault(job, []).append(request)
+            await asyncio.wait_for(self._changed.wait_for(lambda: found() is not None), request.timeout)
+        place = found()
+        assert place is not None
+        self.joins[place[1]] = request
+        return self._plan(job, *place)
 
     async def leave(self, request: Leave) -> Done:
         async with self._changed:
-            self._gone.add((request.job, request.rank))
+            self._gone.add((request.job, request.epoch, request.rank))
             self._changed.notify_all()
         return Done()
 
     async def watch(self, request: Watch) -> AsyncGenerator[Event, None]:
         yield Watching()
         async with self._changed:
-            await self._changed.wait_for(lambda: (request.job, request.rank) in self._gone)
+            await self._changed.wait_for(lambda: (request.job, request.epoch, request.rank) in self._gone)
 
     async def connect(self, request: Connect) -> Connected:
         """Tells the fake switches which queue pairs are a stream, and each rank its neighbours'."""
+        key = request.job, request.epoch
+        world = len(self._peers[key])
         async with self._changed:
-            made = {rank: pairs for (job, rank), pairs in self._made.items() if job == request.job}
-            self._made[request.job, request.rank] = self.pairs[request.rank] = request.pairs
-            if len(made) == self.world - 1:
-                made[request.rank] = request.pairs
-                self.lib.fake_forget()
-                numbers, bits = C.c_uint32 * self.world, self.joins[request.rank].lane_bits
+            made = self._made.setdefault(key, {})
+            known = len(made.keys() - {request.rank}) == world - 1
+            made[request.rank] = self.pairs[request.rank] = request.pairs
+            if known:
+                if request.job in self._connected:  # its queue pairs are made anew
+                    self.lib.fake_forget()
+                self._connected.add(request.job)
+                numbers, bits = C.c_uint32 * world, self.joins[request.rank].lane_bits
                 for place in range(len(request.pairs)):
-                    out = numbers(*(made[r][place].out_qp for r in range(self.world)))
-                    into = numbers(*(made[r][place].in_qp for r in range(self.world)))
-                    self.lib.fake_stream(self.world, out, into, MAXIMUM if place % 2 else bits)
+                    out = numbers(*(made[r][place].out_qp for r in range(world)))
+                    into = numbers(*(made[r][place].in_qp for r in range(world)))
+                    self.lib.fake_stream(world, out, into, MAXIMUM if place % 2 else bits)
             self._changed.notify_all()
-            job = request.job
-            everybody = self._changed.wait_for(lambda: all((job, r) in self._made for r in range(self.world)))
+            everybody = self._changed.wait_for(lambda: len(made) == world)
             await asyncio.wait_for(everybody, request.timeout)
-        after, before = (self._made[job, (request.rank + step) % self.world] for step in (1, -1))
+        after, before = (made[(request.rank + step) % world] for step in (1, -1))
         return Connected([
             NeighbourPairs(peer_qp=a.in_qp, predecessor_qp=b.out_qp, peer_address=0, peer_rkey=0)
             for a, b in zip(after, before, strict=True)

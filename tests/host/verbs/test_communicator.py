@@ -22,7 +22,7 @@ from netfold.host.errors import Aborted, NetFoldError, RankMismatch
 from netfold.rpc.rpc import Code, Refusal
 from netfold.testing import on_every_rank, subnet
 from netfold.wire.jobs import Connect, Connected
-from support import needs
+from support import combinations, needs
 from support.torch import loopback_jobs
 from support.verbs_jobs import VerbsJobs, fake_devices
 
@@ -290,6 +290,40 @@ def test_shrink_and_grow_are_answered_by_name(job: VerbsJobs) -> None:
                 assert "UNIMPLEMENTED" in str(got)
     finally:
         on_every_rank(comms, lambda comm: comm.close())
+
+
+def test_ranks_go_on_without_one_that_has_left_and_with_one_that_comes(
+    job: VerbsJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time by queue pairs that they make anew; tests/controller/jobs/test_connecting_reforms.py has the
+    controller's part."""
+    monkeypatch.setattr(job, "reforms", True)
+    comms = joined(job, "changing")
+    ones, where = np.ones(SIZE, np.int32), {"address": job.addresses[1], "controller": job.where}  # type: ignore[attr-defined]
+
+    def goes_on(comm: Communicator) -> list[tuple[int, str]]:
+        done = []
+        for change in (comm.shrink, comm.grow):
+            while not change():
+                pass
+            assert (comm.allreduce(ones) == comm.size).all()
+            done.append((comm.size, comm.flight()[-1].path))
+        return done
+
+    def comes(comm: Communicator) -> list[tuple[int, str]]:
+        comm.close()
+        with Communicator.join_running("changing", rail="verbs", timeout=20.0, **where) as new:
+            assert (new.allreduce(ones) == new.size).all()
+            return [(new.size, new.flight()[-1].path)]
+
+    try:
+        on_every_rank(comms, lambda comm: comm.allreduce(ones))
+        got = on_every_rank(comms, lambda comm: comes(comm) if comm.rank == 1 else goes_on(comm))
+        assert got == [[(2, "verbs"), (3, "verbs")], [(3, "verbs")], [(2, "verbs"), (3, "verbs")]], got
+    finally:
+        on_every_rank(comms, lambda comm: comm.close())
+    cells = combinations.OTHERS["verbs"]
+    assert cells[combinations.GOES] == cells[combinations.COMES] == combinations.FOLDS
 
 
 def test_torch_reduces_by_queue_pairs(job: VerbsJobs, caplog: pytest.LogCaptureFixture) -> None:
