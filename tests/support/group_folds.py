@@ -98,8 +98,8 @@ class _Client:
     def leave(self, report: Any, reason: str = "", last: str = "") -> None:
         self._switches.leave(self._name)
 
-    def fold_control(self, *args: Any) -> None:
-        return None
+    def unary(self, *args: Any) -> None:
+        """Calls of folding ranks, which none of these makes."""
 
     def close(self) -> None:
         pass
