@@ -35,10 +35,11 @@ from netfold.rpc import rpc
 from netfold.rpc.certificates import Certificates
 from netfold.topo.network import host_names, listeners, sandbox
 from netfold.topo.network.guests import GuestHosts, Surroundings
-from netfold.topo.network.switches import CLASSES, P4Switch
+from netfold.topo.network.switches import CLASSES, FORKS, P4Switch
 from netfold.topo.network.topology import FabricTopo
 from netfold.topo.network.wiring import execute
 from netfold.topo.processes.failures import ControllerFailed
+from netfold.topo.processes.forks import ChildProcess
 from netfold.topo.processes.lifecycle import Lifecycle, tail, terminate
 from netfold.topo.processes.ranks import Enter, Ranks, environment, in_namespaces, start
 from netfold.wire import operator
@@ -96,8 +97,10 @@ class Network(Lifecycle):
         self._tls = tls
         self._guests = guests
         self._wants_controller = controller
-        self._controller: subprocess.Popen[bytes] | None = None
-        self._standby: subprocess.Popen[bytes] | None = None
+        self._controller: ChildProcess | None = None
+        self._standby: ChildProcess | None = None
+        self._command: list[str] = []
+        """The command line of the controller or standby that was started last."""
         self._jobs = fabric.jobs
         self._running: list[Ranks] = []
 
@@ -143,19 +146,27 @@ class Network(Lifecycle):
         """Start `netfold up` and wait until it serves jobs.  Raises ControllerFailed, and SwitchFailed where
         ``switches`` must run."""
         fabric_file.save(self.fabric, self.file)
-        command = [sys.executable, "-m", "netfold.cli", "up", str(self.file), "--verbose", "--timeout",
-                   f"{SWITCHES_SECONDS:g}"]
-        log = self.logs / "controller.log"
         self._jobs = self.fabric.jobs
-        with files.append(log) as output:
-            self._controller = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-                pass_fds=listeners.numbers(self.fabric),
-            )
+        self._controller = self._netfold_up("controller.log", "--timeout", f"{SWITCHES_SECONDS:g}")
         self._await_controller(self._controller, switches=switches)
         self.is_up = True
 
-    def _await_controller(self, process: subprocess.Popen[bytes], *, switches: bool = True) -> None:
+    def _netfold_up(self, log: str, *options: str) -> ChildProcess:
+        """Start `netfold up` for this fabric, by the fork server that has started the switches; one that inherits
+        listeners starts anew.  Raises ControllerFailed."""
+        self._command = command = [sys.executable, "-m", "netfold.cli", "up", str(self.file), "--verbose", *options]
+        inherited = listeners.numbers(self.fabric)
+        with files.append(self.logs / log) as output:
+            if inherited:
+                return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                                        start_new_session=True, pass_fds=inherited)
+            try:
+                return FORKS.start(command, output, output)
+            except OSError as error:
+                raise ControllerFailed(f"the fork server did not start the controller of {self.fabric.name} ({error}): "
+                                       f"run {shlex.join(command)} by hand to see why") from error
+
+    def _await_controller(self, process: ChildProcess, *, switches: bool = True) -> None:
         """Wait until the controller answers, which is this process.  Raises ControllerFailed, and SwitchFailed where
         ``switches`` must run."""
         started, patience = time.monotonic(), 0.5
@@ -175,7 +186,7 @@ class Network(Lifecycle):
                 process.wait(0.1)
 
     @property
-    def controller(self) -> subprocess.Popen[bytes] | None:
+    def controller(self) -> ChildProcess | None:
         """The controller's process; None where there is none."""
         return self._controller
 
@@ -188,13 +199,8 @@ class Network(Lifecycle):
 
     def start_standby(self) -> None:
         """Start `netfold up --standby` and wait until it watches the switches."""
+        self._standby = self._netfold_up("standby.log", "--standby")
         log = self.logs / "standby.log"
-        with files.append(log) as output:
-            self._standby = subprocess.Popen(
-                [sys.executable, "-m", "netfold.cli", "up", str(self.file), "--verbose", "--standby"],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-                pass_fds=listeners.numbers(self.fabric),
-            )
         started = time.monotonic()
         while b"standby: fabric" not in log.read_bytes():
             if self._standby.poll() is not None or time.monotonic() - started > CONTROLLER_SECONDS:
@@ -239,8 +245,8 @@ class Network(Lifecycle):
             f"  log      {log}, its end:",
             *(f"    {line}" for line in tail(log)),
         ]
-        if self._controller is not None:
-            lines.insert(1, f"  command  {shlex.join(map(str, self._controller.args))}")  # type: ignore[arg-type]
+        if self._command:
+            lines.insert(1, f"  command  {shlex.join(self._command)}")
         return "\n".join(lines)
 
     def stop(self) -> None:
