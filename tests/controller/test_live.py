@@ -29,7 +29,7 @@ from netfold.rpc import rpc
 from netfold.wire import operator
 from netfold.wire.jobs import SERVICE, Done, Join, Leave, Plan
 from support.credentials import token_file
-from support.processes import BOUND, Switches
+from support.processes import BOUND, Switches, netfold
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 async def together(fabric: Fabric, world: int) -> list[Plan]:
@@ -242,12 +242,11 @@ def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
     fabric_file.save(msgspec.structs.replace(switches.fabric, operator_token_file="a-secret.token"), file)
     fabric = msgspec.structs.replace(switches.fabric, operator_token_file=str(switches.folder / "a-secret.token"))
     assert fabric_file.load(file) == fabric
-    netfold = [sys.executable, "-m", "netfold.cli"]
-    dry = subprocess.run([*netfold, "up", str(file), "--dry-run"], capture_output=True, text=True, timeout=100)
+    dry = netfold("up", str(file), "--dry-run")
     assert (dry.returncode, dry.stdout.count("modify the program")) == (1, 4), dry.stderr
     assert "leaf1: insert" in dry.stdout
-    up = subprocess.Popen([*netfold, "up", str(file), "--timeout", "120", "--metrics", "127.0.0.1:0"],
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    up = subprocess.Popen([sys.executable, "-m", "netfold.cli", "up", str(file), "--timeout", "120", "--metrics",
+                           "127.0.0.1:0"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     try:
         assert up.stdout is not None
         line = up.stdout.readline()
@@ -256,21 +255,18 @@ def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
         scrape = urllib.request.Request(f"{page}/metrics", headers={"Authorization": "Bearer a-secret"})
         with urllib.request.urlopen(scrape, timeout=60) as answer:
             assert answer.read().count(b"netfold_switch_up{") == 4
-        table = subprocess.run([*netfold, "status", str(file)], capture_output=True, text=True, timeout=60, check=True)
-        assert "4 of 4 switches up" in table.stdout
-        without = subprocess.run([*netfold, "status", "--controller", fabric.jobs], capture_output=True, text=True,
-                                 timeout=60, env={k: v for k, v in os.environ.items() if k != "NETFOLD_TOKEN"})
+        assert "4 of 4 switches up" in netfold("status", str(file)).stdout
+        without = netfold("status", "--controller", fabric.jobs,
+                          env={k: v for k, v in os.environ.items() if k != "NETFOLD_TOKEN"})
         assert (without.returncode, "NETFOLD_TOKEN_FILE" in without.stderr) == (1, True)
-        with_token = os.environ | {"NETFOLD_TOKEN": "a-secret"}
-        data = subprocess.run([*netfold, "status", "--json", "--controller", fabric.jobs], capture_output=True,
-                              timeout=60, check=True, env=with_token)
-        slots = subprocess.run([*netfold, "slots", "leaf1", "--fabric", str(file)], capture_output=True, text=True,
-                               timeout=60, check=True)
-        assert "no job holds slots of leaf1" in slots.stdout
-        diff = subprocess.run([*netfold, "diff", str(file)], capture_output=True, text=True, timeout=60, check=True)
-        assert diff.stdout == "all switches hold what they should\n"
+        data = netfold("status", "--json", "--controller", fabric.jobs,
+                       env=os.environ | {"NETFOLD_TOKEN": "a-secret"})
         assert msgspec.json.decode(data.stdout, type=operator.Status).fabric == fabric.name
-        second = subprocess.run([*netfold, "up", str(file)], capture_output=True, text=True, timeout=60)
+        slots = netfold("slots", "leaf1", "--fabric", str(file))
+        assert (slots.returncode, "no job holds slots of leaf1" in slots.stdout) == (0, True)
+        diff = netfold("diff", str(file))
+        assert (diff.returncode, diff.stdout) == (0, "all switches hold what they should\n")
+        second = netfold("up", str(file))
         assert second.returncode == 1
         assert "running at" in second.stderr
         assert "Traceback" not in second.stderr

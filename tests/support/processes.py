@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The switch processes of a fabric without interfaces, BMv2 or softswitch, for a real controller."""
+"""Processes of a worker: the switches of a fabric without interfaces, BMv2 or softswitch, for a real controller; and
+the command `netfold`.  Those in Python are forks of one process, which has imported what they need."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO, Final
 
 import msgspec
 import pytest
@@ -16,10 +19,36 @@ import pytest
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric, Switch
 from netfold.topo.faults.injector import children
+from netfold.topo.network import switches as topo_switches
+from netfold.topo.processes.forks import ChildProcess, Forked, Forks
 from support.topo import ENGINES
+from support.warm import UP
 
 BOUND = 120.0
 """Seconds for a test: a switch that compiles from source, cold, on a busy machine."""
+_NO_TEST: Final = {"PYTEST_CURRENT_TEST": ""}
+"""Programs run in a fork of a process with the same environment alone (topo/processes/forked_program.py)."""
+_FORKS: Final = Forks(*topo_switches.FORKS.modules, *UP, environment=_NO_TEST)
+
+
+def forked(
+    command: Sequence[str], output: int | IO[bytes], errors: int | IO[bytes], env: Mapping[str, str] | None = None
+) -> Forked:
+    """Start a Python program in a fork, in a session of its own; ``env`` is that of this process by default."""
+    return _FORKS.start(command, output, errors, environment={**(os.environ if env is None else env), **_NO_TEST})
+
+
+def netfold(*words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command `netfold` to its end."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = forked([sys.executable, "-m", "netfold.cli", *words], output, errors, env)
+        try:
+            status = process.wait(BOUND)
+        finally:
+            process.kill()
+        for file in (output, errors):
+            file.seek(0)
+        return subprocess.CompletedProcess(process.args, status, output.read().decode(), errors.read().decode())
 
 
 def command(engine: Engine, switch: Switch) -> list[str]:
@@ -38,14 +67,12 @@ class Switches:
     def __init__(self, fabric: Fabric, folder: Path) -> None:
         self.fabric = fabric
         self.folder = folder
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, ChildProcess] = {}
 
     def start(self, name: str) -> None:
         """Start the process of a switch."""
         with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                command(self.fabric.engine, self.fabric.switch(name)), stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            self.processes[name] = forked(command(self.fabric.engine, self.fabric.switch(name)), log, log)
 
     def kill(self, name: str) -> None:
         """End the process of a switch by SIGKILL."""
