@@ -144,27 +144,6 @@ def test_a_switch_that_fails_to_start_is_explained_and_leaves_nothing(tmp_path: 
     assert _interfaces() == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (["up", "--topo", "ring,3"], 2, "unknown topology 'ring,3': expected leafspine,LEAVES,SPINES,HOSTS"),
-        (["demo", "--leaves", "2", "--spines", "0"], 2, "2 leaves need at least 1 spine"),
-        (["demo", "--rate", "fast"], 2, "expected a rate such as 100mbit"),
-        (["demo", "--loss", "1.5"], 2, "expected a share of 0..1, got 1.5"),
-        (["demo", "--steps", "0"], 2, "--steps: expected at least 1, got 0"),
-        (["demo", "--ranks", "1"], 2, "--ranks: expected at least 2, got 1"),
-        (["demo", "--lane-bits", "12"], 2, "--lane-bits: expected 32, 16 or 8, got 12"),
-        (["demo", "--switch", "tofino"], 2, "expected softswitch or bmv2, got 'tofino'"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_starts(arguments: list[str], status: int, words: str) -> None:
-    """The error is one clear line without a traceback."""
-    done = subprocess.run([*NETFOLD, *arguments], capture_output=True, text=True, timeout=BOUND, check=False)
-    assert done.returncode == status
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.without("bmv2")
 def test_a_missing_switch_says_how_to_get_on(tmp_path: Path) -> None:
     """`--switch bmv2` on a machine without BMv2 says what to install."""
