@@ -23,6 +23,8 @@ from netfold.wire import roce
 
 pytestmark = pytest.mark.timeout(300)
 RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}
+ELEMENTS = {"softswitch": 100_003, "bmv2": 25_003}
+"""Of the longest sum: BMv2, which only routes here, takes several times as much of a processor for a packet."""
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -33,7 +35,7 @@ def test_a_ring_over_queue_pairs_needs_no_tree(engine: Engine, tmp_path: Path) -
     for loss in (0.0, 0.02):
         fabric = leafspine(2, 2, 4, rate=RATES[engine], loss=loss, seed=3, engine=engine, rundir=sandbox.rundir())
         with Network(fabric, logs=tmp_path / f"logs{loss}") as network:
-            output = network.launch([*program("roce_sums.py"), "7"], job="ring").wait(within=90)
+            output = network.launch([*program("roce_sums.py"), "7", str(ELEMENTS[engine])], job="ring").wait(within=90)
             lost = sum(link.a_to_b.lost + link.b_to_a.lost for link in network.status().links)
         results = [json.loads(lines[-1]) for lines in output]
         assert {result["trees"] for result in results} == {0}
@@ -49,7 +51,7 @@ def test_kernels_send_what_the_icrc_covers(tmp_path: Path) -> None:
     """On every interface, super-packets cut by the kernel: IPv4 IDs, ports and lengths are those that were hashed."""
     fabric = leafspine(2, 1, 2, rate="1gbit", engine="softswitch", rundir=sandbox.rundir())
     with Network(fabric, logs=tmp_path / "logs", offload=False) as network, Capture() as capture:
-        network.launch([*program("roce_sums.py"), "7"], job="ring").wait(within=90)
+        network.launch([*program("roce_sums.py"), "7", str(ELEMENTS["softswitch"])], job="ring").wait(within=90)
     opcodes: dict[int, int] = {}
     for interface, frame in capture.frames:
         if interface == "lo" or frame[12:14] != b"\x08\x00" or frame[23] != 17 or frame[36:38] != b"\x12\xb7":

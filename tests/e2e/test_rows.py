@@ -20,6 +20,8 @@ from netfold.topo.network.net import Network
 
 pytestmark = pytest.mark.timeout(300)
 RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}
+SHARES = {"softswitch": "1", "bmv2": "0.4"}
+"""Of the longest rows: BMv2 takes several times as much of a processor for a packet."""
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -30,7 +32,7 @@ def test_rows_are_right_whatever_is_lost(engine: Engine, tmp_path: Path) -> None
     for loss in (0.0, 0.02):
         fabric = leafspine(2, 2, 4, rate=RATES[engine], loss=loss, seed=3, engine=engine, rundir=sandbox.rundir())
         with Network(fabric, logs=tmp_path / f"logs{loss}") as network:
-            output = network.launch([*program("rank_rows.py"), "7"], job="rows").wait(within=150)
+            output = network.launch([*program("rank_rows.py"), "7", SHARES[engine]], job="rows").wait(within=150)
         results = [json.loads(lines[-1]) for lines in output]
         assert [result["paths"] for result in results] == [["innet"]] * 4
         assert loss == 0 or sum(result["retransmissions"] for result in results) > 0

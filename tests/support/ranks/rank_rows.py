@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of the end-to-end test of collectives of rows: each of them, against what this rank knows of all ranks'.
 
-    python rank_rows.py SEED    prints {"paths", "retransmissions"}; ends with EXIT_WRONG_DATA where a result is wrong
+    python rank_rows.py SEED [SHARE]    prints {"paths", "retransmissions"}; ends with EXIT_WRONG_DATA where a result is
+                                        wrong
+
+SHARE  of the longest rows; default: 1
 """
 
 import json
@@ -13,14 +16,15 @@ import numpy as np
 import netfold
 from netfold.topo.processes.rank_program import check_data, run_rank
 
-LENGTHS = ((1, 0, 3), (100, 1, 1030), (40_000, 9_000, 0))
+LENGTHS = ((1, 0, 3), (100, 1, 1030))
+LONGEST = (40_000, 9_000, 0)
 """Rows of the first ranks; the others have as many as the first."""
 
 
-def main(seed: int) -> None:
+def main(seed: int, share: float) -> None:
     with netfold.init(rail="innet") as comm:
         check = partial(check_data, rank=comm.rank)
-        for turn, lengths in enumerate(LENGTHS):
+        for turn, lengths in enumerate((*LENGTHS, tuple(int(share * length) for length in LONGEST))):
             counts = [*lengths, *[lengths[0]] * comm.size][: comm.size]
             ends = np.cumsum([0, *counts])
             mine = slice(ends[comm.rank], ends[comm.rank + 1])
@@ -42,4 +46,4 @@ def main(seed: int) -> None:
 
 
 if __name__ == "__main__":
-    run_rank(main, int(sys.argv[1]))
+    run_rank(main, int(sys.argv[1]), float(sys.argv[2]) if sys.argv[2:] else 1.0)

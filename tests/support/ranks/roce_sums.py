@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of the end-to-end test of queue pairs: int32 sums over a ring, exact, without any tree.
 
-    python roce_sums.py SEED         prints {"trees", "retransmissions", "digest"}; ends with EXIT_WRONG_DATA
-                                     where a sum is wrong
+    python roce_sums.py SEED ELEMENTS    prints {"trees", "retransmissions", "digest"}; ends with EXIT_WRONG_DATA
+                                         where a sum is wrong
+
+ELEMENTS  of the longest sum
 """
 
 import hashlib
@@ -21,10 +23,10 @@ from netfold.host.selection.peers import Peers
 from netfold.topo.processes.rank_program import check_data, run_rank
 from netfold.wire.jobs import Join, RankReport
 
-LENGTHS = (1, 255, 5_000, 100_003)
+LENGTHS = (1, 255, 5_000)
 
 
-def main(seed: int) -> None:
+def main(seed: int, elements: int) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     job, address = os.environ["NETFOLD_JOB"], os.environ["NETFOLD_ADDRESS"]
     client = JobClient(os.environ["NETFOLD_CONTROLLER"])
@@ -35,7 +37,7 @@ def main(seed: int) -> None:
     mesh = RoceMesh(plan, listener, timeout=30.0, queue_pairs=2)
     peers = Peers(mesh, algorithm="ring")
     digest = hashlib.sha256()
-    for length in LENGTHS:
+    for length in (*LENGTHS, elements):
         integers = [
             np.random.default_rng([seed, other, length]).integers(-(2**31), 2**31, length, np.int32)
             for other in range(world)
@@ -54,4 +56,4 @@ def main(seed: int) -> None:
     print(json.dumps({"trees": len(plan.trees), "retransmissions": again, "digest": digest.hexdigest()}))
 
 
-run_rank(main, int(sys.argv[1]))
+run_rank(main, *map(int, sys.argv[1:]))
