@@ -11,7 +11,7 @@ a thousand leaves are single operations, and all switches of a fabric of five hu
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -63,6 +63,8 @@ class Climbs:
                 self.down[high].append(Adjacency(number, NextHop(ports[high], low)))
         for lines in (*self.up.values(), *self.down.values()):
             lines.sort(key=lambda line: line.hop.port)
+        self.links = frozenset(line.link for lines in self.up.values() for line in lines)
+        """Numbers of all links between switches."""
 
     def leaves_of(self, bits: int) -> list[str]:
         """The leaves of a set."""
@@ -114,8 +116,7 @@ class Climbs:
     @cached_property
     def whole(self) -> LeafSets:
         """With nothing down."""
-        links = {line.link for lines in self.up.values() for line in lines}
-        return LeafSets(self, links, self.tier)
+        return LeafSets(self, self.links, self.tier)
 
 
 class LeafSets:
@@ -129,9 +130,11 @@ class LeafSets:
         self.climbs = climbs
         self._alive = [switch for switch in climbs.rising if switch in switches]
         alive = frozenset(self._alive)
+        dead = climbs.links.difference(links)
 
-        def left(lines: Sequence[Adjacency]) -> list[Adjacency]:
-            return [line for line in lines if line.link in links and line.hop.node in alive]
+        def left(lines: list[Adjacency]) -> list[Adjacency]:
+            found = [line for line in lines if line.link not in dead and line.hop.node in alive]
+            return lines if len(found) == len(lines) else found
 
         self.up = {switch: left(climbs.up[switch]) for switch in self._alive}
         """Links that are up towards the next tier, by port."""
@@ -162,10 +165,26 @@ class LeafSets:
                 reached.append(more)
             self.above[switch], self._reached[switch] = above, reached
         self._distances: dict[str, dict[str, int]] = {}
+        self._hops: dict[str, tuple[tuple[NextHop, ...], Mapping[str, tuple[NextHop, ...]]]] = {}
+        """What `hops` has said of the whole fabric."""
 
     def _at_most(self, switch: str, climbed: int) -> int:
         reached = self._reached[switch]
         return reached[min(climbed, len(reached) - 1)]
+
+    def hops(self, switch: str) -> tuple[tuple[NextHop, ...], Mapping[str, tuple[NextHop, ...]]]:
+        """What `default` and `apart` say: that of the whole fabric where nothing that it follows from differs."""
+        whole = self.climbs.whole
+        if self is not whole and self.leaves == whole.leaves and (
+                self.up[switch] is self.climbs.up[switch] and self.down[switch] is self.climbs.down[switch]
+                and all(self.below[line.hop.node] == whole.below[line.hop.node] for line in self.down[switch])
+                and all(self._reached[line.hop.node] == whole._reached[line.hop.node] for line in self.up[switch])):
+            return whole.hops(switch)
+        if self is not whole:
+            return self.default(switch), self.apart(switch)
+        if switch not in self._hops:
+            self._hops[switch] = self.default(switch), self.apart(switch)
+        return self._hops[switch]
 
     def default(self, switch: str) -> tuple[NextHop, ...]:
         """The next hops by which a switch reaches most leaves: those of its links up that lead anywhere else."""

@@ -117,12 +117,20 @@ def classes(left: Left) -> list[Class]:
 
 
 def of_climbs(
-    left: Left, switch: str, names: Sequence[Sequence[Name]], classes: Collection[Class]
+    left: Left, switch: str, names: Sequence[Sequence[Name]], classes: Collection[Class], usual: Pins | None = None
 ) -> tuple[Pins, list[tuple[int, dict[int, Ports]]]]:
     """The pins of a switch that has a choice, in a Clos that `Climbs.is_regular`, and exceptions from them by sets of
-    leaves."""
+    leaves.
+
+    usual  its pins with nothing down
+    """
     climbs, reach = left.reach.climbs, left.reach
-    alive, usable = reach.above[switch], left.connections.above[switch]
+    whole, alive, usable = climbs.whole.above[switch], reach.above[switch], left.connections.above[switch]
+    is_whole = alive & usable == whole
+    suspicious = {leaf: paths for (at, leaf), paths in left.suspects.items() if at == switch}
+    touched = [some for some in classes if not is_whole or suspicious or _touches(some, names, whole)]
+    if is_whole and not touched and usual is not None:
+        return usual, []
     pins: Pins = {}
     over: dict[int, Name] = {}
     """The name whose path TCP takes by each."""
@@ -131,19 +139,28 @@ def of_climbs(
         for turn, name in enumerate(alike if good else ()):
             over[name.key] = name if name in good else good[turn % len(good)]
             pins[name.key] = Ports(name.port if alive & name.paths else NO_PORT, over[name.key].port)
-    is_whole = alive & usable == climbs.whole.above[switch]
-    below = reach.below[switch]
+    if pins == usual:
+        pins = usual
     found: list[tuple[int, dict[int, Ports]]] = []
-    suspicious = {leaf: paths for (at, leaf), paths in left.suspects.items() if at == switch}
-    for some in classes:
-        leaves = some.leaves & ~below
+    for some in touched:
+        leaves = some.leaves & ~reach.below[switch]
         for leaf, paths in suspicious.items():
             if leaves & (bit := climbs.leaf_bit[leaf]):
                 leaves &= ~bit
                 found.append((bit, _exceptions(left, switch, some, names, pins, over, paths)))
-        if leaves and not (is_whole and some.whole == some.reach & some.connections):
+        if leaves:
             found.append((leaves, _exceptions(left, switch, some, names, pins, over, 0)))
     return pins, [(leaves, bent) for leaves, bent in found if bent]
+
+
+def _touches(some: Class, names: Sequence[Sequence[Name]], above: int) -> bool:
+    """True if leaves lack all paths of a name at a switch that lacks none.
+
+    above  the switches above that one
+    """
+    left = some.reach & some.connections
+    lost = some.whole & ~left & above
+    return bool(lost) and any(lost & name.paths and not left & above & name.paths for alike in names for name in alike)
 
 
 def _exceptions(

@@ -107,14 +107,21 @@ class Steering:
         if self._climbs is not None and self.plans_quickly:
             self._pinned = {switch: pinning.names_of(self._climbs, self.names, switch)
                             for switch in self._climbs.tier if len(self._climbs.up[switch]) > 1}
+        self._usual: dict[str, pinning.Pins] = {}
+        """What they pin with nothing down: one object for switches that pin the same."""
+        self._alike: dict[tuple[tuple[int, Ports], ...], pinning.Pins] = {}
         self._blocks = {} if self._climbs is None else self._climbs.block_of
         self.tables = PathTables(fabric, {switch: {line.hop.node for line in lines} for switch, lines in above.items()},
                                  self._blocks)
         """Converts plans to entries."""
         self._port_of = {number: data["ports"] for *_, number, data in graph.edges(keys=True, data=True)}
-        self._hosts = {host: (leaf, number, NextHop(self._port_of[number][leaf], host))
-                       for host, leaf in self.leaf_of.items() for number in graph.adj[leaf][host]}
-        """Each host's leaf, the number of its link, and the next hop there."""
+        self._hosts_of: dict[str, dict[str, NextHop]] = defaultdict(dict)
+        """The next hop to each host of a leaf."""
+        self._host_at: dict[int, str] = {}
+        """The host of each link to one, by the link's number."""
+        for host, leaf in self.leaf_of.items():
+            for number in graph.adj[leaf][host]:
+                self._hosts_of[leaf][host], self._host_at[number] = NextHop(self._port_of[number][leaf], host), host
         self._now: PathGraph | Up = self.whole
         """The paths for which the switches have pins, or the data from which these paths are computed on demand."""
         self._names: dict[tuple[str, str], list[int]] = {}
@@ -295,25 +302,34 @@ class Steering:
         reach = None
         if self._climbs is not None:
             reach = LeafSets(self._climbs, left.links, left.nodes)
-            found = {switch: Forwarding(reach.default(switch), reach.apart(switch), blocks=self._blocks)
-                     for switch in reach.below}
+            hops = {switch: reach.hops(switch) for switch in reach.below}
+            found = {switch: Forwarding(default, dict(apart), blocks=self._blocks)
+                     for switch, (default, apart) in hops.items()}
         else:
             found = {switch.name: Forwarding() for switch in self.fabric.switches if switch.name in left.nodes}
             for route in routes.plan(left.graph(self.fabric)):
                 if route.switch != self.leaf_of[route.host]:
                     found[route.switch].routes[self.leaf_of[route.host]] = route.hops
-        for host, (leaf, link, hop) in self._hosts.items():
-            if link in left.links and leaf in found and host in left.nodes:
-                found[leaf].hosts[host] = hop
+        for leaf, hosts in self._hosts_of.items():
+            if leaf in found:
+                found[leaf].hosts = hosts
+        gone = {self._host_at[number] for number in self.everything.links - left.links if number in self._host_at}
+        gone |= (self.everything.nodes - left.nodes) & self.leaf_of.keys()
+        for leaf in {self.leaf_of[host] for host in gone} & found.keys():
+            found[leaf].hosts = {host: hop for host, hop in self._hosts_of[leaf].items() if host not in gone}
         return found, reach
 
     def _pin_climbs(self, found: Mapping[str, Forwarding], left: pinning.Left) -> None:
         """Pin at every switch that has a choice."""
         climbs, classes = left.reach.climbs, pinning.classes(left)
+        whole = climbs.whole.above
         for switch, names in self._pinned.items():
             if switch in found and switch in left.reach.below:
                 ways = found[switch]
-                ways.pins, bent = pinning.of_climbs(left, switch, names, classes)
+                usual = self._usual.get(switch)
+                ways.pins, bent = pinning.of_climbs(left, switch, names, classes, usual)
+                if usual is None and left.reach.above[switch] & left.connections.above[switch] == whole[switch]:
+                    self._usual[switch] = ways.pins = self._alike.setdefault(tuple(ways.pins.items()), ways.pins)
                 if self.names.planes and climbs.tier[switch] == 1:
                     ways.names = ALL_BITS & ~NUMBER_BITS | self.names.planes - 1
                 pinning.by_blocks(switch, ways, bent, left.reach)

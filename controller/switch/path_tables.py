@@ -11,8 +11,9 @@ to all of them alike has those of the block.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -124,7 +125,9 @@ class PathTables:
         """The numbers of leaves and blocks in the tables, from 1."""
         self._leaves = {*leaf_of.values()}
         switches = [switch.name for switch in fabric.switches]
-        self._macs = {node.name: mac_number(node.mac) for node in fabric.nodes}
+        macs = {node.name: mac_number(node.mac) for node in fabric.nodes}
+        self._source = {switch: ("src_mac", macs[switch]) for switch in switches}
+        self._destination = {name: ("dst_mac", mac) for name, mac in macs.items()}
         self._addresses = {host.name: [ip_number(address) for address in (host.address, fold) if address]
                            for host, fold in zip(fabric.hosts, fabric.fold_addresses(), strict=True)}
         """Addresses of each host: its own, and its fold address, which takes the same routes.  Only switches send to
@@ -146,6 +149,13 @@ class PathTables:
         """The links of a switch up, by port, one after the other, and once more: if some lack that are side by side,
         what is left is side by side somewhere."""
 
+        # Entries that switches keep while others of theirs change, with what they were made of, which must not change
+        self._made_rings: dict[str, tuple[object, list[Entry]]] = {}
+        self._made_ports: dict[str, tuple[object, list[Entry]]] = {}
+        self._made_hosts: dict[str, tuple[object, list[Entry]]] = {}
+        self._pins: dict[tuple[int, Ports], Entry] = {}
+        """Entries of pins, which switches in like places share."""
+
     def all_entries(self, ways: Mapping[str, Forwarding]) -> BySwitch:
         """The entries of all these switches."""
         return {switch: self.entries(switch, here) for switch, here in ways.items()}
@@ -156,19 +166,32 @@ class PathTables:
         groups = self._groups(switch, ways, apart)
         found: list[Entity] = []
         if ways.default:
-            found += [self._uplink(switch, RING, member, hop) for member, hop in enumerate(self._rings[switch])]
+            found += self._kept(self._made_rings, switch, None, lambda: [
+                self._uplink(switch, RING, member, hop) for member, hop in enumerate(self._rings[switch])])
         for hops, (group, _) in groups.items():
             if group != RING:
                 found += [self._uplink(switch, group, member, hop) for member, hop in enumerate(hops)]
         if ways.pins or ways.bent:
-            found += [self._uplink(switch, BY_PORT, hop.port, hop) for hop in self._uplinks[switch]]
+            found += self._kept(self._made_ports, switch, None, lambda: [
+                self._uplink(switch, BY_PORT, hop.port, hop) for hop in self._uplinks[switch]])
         found += self._routes(switch, ways, apart, groups)
         found += [Entry(POLICY, (("leaf", number),), f"{PATHS}.{mode}")
                   for number, mode in self._modes(ways, apart) if groups and mode != PINNED]
-        found += [Entry(PIN, (("path", path),), USE, _ports(ports)) for path, ports in ways.pins.items()]
+        for path, ports in ways.pins.items():
+            if (path, ports) not in self._pins:
+                self._pins[path, ports] = Entry(PIN, (("path", path),), USE, _ports(ports))
+            found.append(self._pins[path, ports])
         found += [Entry(BENT, (("leaf", self.numbers[leaf]), ("path", path)), USE, _ports(ports))
                   for (leaf, path), ports in ways.bent.items()]
         return found
+
+    @staticmethod
+    def _kept(kept: dict[str, tuple[object, list[Entry]]], switch: str, of: object, make: Callable[[], list[Entry]]
+              ) -> list[Entry]:
+        """Entries that were made of the same object before, or new ones."""
+        if switch not in kept or kept[switch][0] is not of:
+            kept[switch] = of, make()
+        return kept[switch][1]
 
     def _modes(self, ways: Forwarding, apart: Mapping[str, None]) -> Iterator[tuple[int, Mode]]:
         """How packets choose, by the leaf's number."""
@@ -181,8 +204,8 @@ class PathTables:
         groups: Mapping[tuple[NextHop, ...], tuple[int, int]],
     ) -> Iterator[Entry]:
         own = {(address, 32): hop for host, hop in ways.hosts.items() for address in self._addresses[host]}
-        for prefix, hop in own.items():
-            yield Entry(ROUTE, (("dst", prefix),), FORWARD, self._forward(switch, hop))
+        yield from self._kept(self._made_hosts, switch, ways.hosts, lambda: [
+            Entry(ROUTE, (("dst", prefix),), FORWARD, self._forward(switch, hop)) for prefix, hop in own.items()])
         for prefix in self._prefixes.get(switch, ()):  # of hosts that are down, and of none: they do not go up again
             if prefix not in own:
                 yield Entry(ROUTE, (("dst", prefix),), UNREACHABLE)
@@ -227,10 +250,22 @@ class PathTables:
         return found
 
     def _uplink(self, switch: str, group: int, member: int, hop: NextHop) -> Entry:
-        return Entry(UPLINK, (("group", group), ("member", member)), FORWARD, self._forward(switch, hop))
+        return Entry(UPLINK, _member(group, member), FORWARD, self._forward(switch, hop))
 
     def _forward(self, switch: str, hop: NextHop) -> tuple[tuple[str, int], ...]:
-        return (("port", hop.port), ("src_mac", self._macs[switch]), ("dst_mac", self._macs[hop.node]))
+        return (_port(hop.port), self._source[switch], self._destination[hop.node])
+
+
+@lru_cache(maxsize=1 << 13)
+def _member(group: int, member: int) -> tuple[tuple[str, int], ...]:
+    """A key that the entries of all switches share."""
+    return (("group", group), ("member", member))
+
+
+@lru_cache(maxsize=1 << 9)
+def _port(port: int) -> tuple[str, int]:
+    """A parameter that the entries of all switches share."""
+    return ("port", port)
 
 
 def _ports(ports: Ports) -> tuple[tuple[str, int], ...]:

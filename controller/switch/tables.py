@@ -146,12 +146,14 @@ def probe_entries(fabric: Fabric) -> BySwitch:
     their route, and an entry of `punt` for each port with a switch behind it, with the rate of its meter."""
     result: BySwitch = defaultdict(list)
     switches, rate = {switch.name for switch in fabric.switches}, _punt_rate(fabric)
+    punts: dict[int, Entry] = {}  # one for all switches, as there may be hundreds of thousands
     for name in switches:
         result[name].append(Entry(ROUTE, (("dst", (ip_number(ROUTERS), 32)),), TO_CPU))
     for link in fabric.links:
         if {end.node for end in link.ends} <= switches:
             for end in link.ends:
-                result[end.node].append(Entry(PUNT, (("ingress_port", end.port),), f"{_PUNT}.allow", (), rate))
+                result[end.node].append(punts.setdefault(
+                    end.port, Entry(PUNT, (("ingress_port", end.port),), f"{_PUNT}.allow", (), rate)))
     return result
 
 
@@ -168,13 +170,14 @@ def guard_entries(fabric: Fabric) -> BySwitch:
     result: BySwitch = defaultdict(list)
     hosts = {host.name: (("address", ip_number(host.address)), ("fold_address", ip_number(fold) if fold else 0))
              for host, fold in zip(fabric.hosts, fabric.fold_addresses(), strict=True)}
+    neighbours: dict[int, Entry] = {}  # one for all switches
     for link in fabric.links:
         for here, far in (link.ends, link.ends[::-1]):
             if here.node in hosts:
                 continue
             key = (("port", here.port),)
             result[here.node].append(Entry(GUARD, key, HOST, hosts[far.node]) if far.node in hosts
-                                     else Entry(GUARD, key, NEIGHBOUR))
+                                     else neighbours.setdefault(here.port, Entry(GUARD, key, NEIGHBOUR)))
     return result
 
 
@@ -182,10 +185,11 @@ def clone_sessions(fabric: Fabric) -> BySwitch:
     """A clone session for each port with a link, by the port's number: copies that faults make, and NAKs for gaps."""
     result: BySwitch = defaultdict(list)
     switches = {switch.name for switch in fabric.switches}
+    sessions: dict[int, Clone] = {}  # one for all switches
     for link in fabric.links:
         for end in link.ends:
             if end.node in switches:
-                result[end.node].append(Clone(end.port, end.port))
+                result[end.node].append(sessions.setdefault(end.port, Clone(end.port, end.port)))
     return result
 
 
