@@ -35,8 +35,8 @@ from netfold.fabric import generate
 from netfold.fabric.graph import Switch
 from netfold.wire.jobs import Join, Plan, Resume, Watch
 
-FABRICS: Final = ("leafspine,2,2,8", "leafspine,32,16,128", "leafspine,464,16,928")
-"""4, 48 and 480 switches."""
+FABRICS: Final = ("leafspine,2,2,8", "leafspine,32,16,128", "leafspine,464,16,928", "threetier,32,16,16,256,8192")
+"""4, 48 and 480 switches, and a fat tree of 32 ports, with 1,280."""
 QUICK: Final = FABRICS[:1]
 RANKS: Final = 64
 """Most ranks of the job, spread over the fabric's hosts."""

@@ -5,7 +5,7 @@
     sizes       ... with tensors of 4 KiB to 256 MiB, beside a ring and gloo on the bridge
     credits     ... with the packets that may be in flight
     path-mtu    ... with payloads of 1024 and 4096 bytes, over sizes
-    controller  time and memory of a controller of 4, 48 and 480 switches without data plane, and planning anew
+    controller  time and memory of a controller of 4 to 1,280 switches without data plane, and planning anew
     programs    compile time with the size of a program, softswitch's compiler beside p4c
 
 Rows are written to growth-NAME.json, with the machine and what limited each figure, and drawn as growth-NAME.svg; they
