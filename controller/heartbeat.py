@@ -129,7 +129,8 @@ class Heartbeat:
     async def _answers(self) -> None:
         while True:
             if await self._ask():
-                self._proven, self._was_proven = self._clock(), True
+                # an answer is a greeting, too: a refusal before it was of another controller, or of none yet
+                self._proven, self._was_proven, self._last = self._clock(), True, "greeted"
                 self._on_change()
             await self._sleep(INTERVAL)
 
