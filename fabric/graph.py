@@ -322,6 +322,13 @@ def bits_per_second(rate: str) -> int:
     return round(float(match[1]) * _RATE_UNITS[match[2]])
 
 
+def rate_in_words(rate: str) -> str:
+    """A rate in tc's units as a figure's title has it: 100 Mb/s.  Raises FabricError."""
+    bits = bits_per_second(rate)
+    unit, size = next(((unit, size) for unit, size in (("Gb/s", 1e9), ("Mb/s", 1e6)) if bits >= size), ("kb/s", 1e3))
+    return f"{bits / size:g} {unit}"
+
+
 def _named(nodes: Mapping[str, Node], name: str) -> Node:
     if name not in nodes:
         raise KeyError(f"the fabric has no {name}")

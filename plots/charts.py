@@ -237,7 +237,10 @@ def _middle(value: Value) -> float:
 
 
 def _draw_lines(axes: Axes, chart: LineChart, looks: Mapping[str, Style], ratio: float) -> None:
-    """Draw the lines of one chart, and side by side above them a cross for each run that never finished."""
+    """Draw the lines of one chart, and side by side above them a cross for each run that never finished.
+
+    A line ends where a tick has no value, and begins anew behind it.
+    """
     from matplotlib.transforms import ScaledTranslation
 
     never = [name for name, values in chart.series.items() if any(v is not None and _middle(v) == math.inf
@@ -246,11 +249,11 @@ def _draw_lines(axes: Axes, chart: LineChart, looks: Mapping[str, Style], ratio:
     places = layout.ticks(axes, chart.ticks)
     for name, values in chart.series.items():
         look = looks[name]
-        finite = [(at, value) for at, value in zip(places, values, strict=True)
-                  if value is not None and _middle(value) < math.inf]
-        axes.plot([at for at, _ in finite], [_middle(value) for _, value in finite], color=look.colour,
+        middles = [math.nan if value is None else _middle(value) for value in values]
+        axes.plot(places, [middle if middle < math.inf else math.nan for middle in middles], color=look.colour,
                   marker=look.marker, linestyle=look.dash, gid=f"line {name}")
-        spreads = [(at, value) for at, value in finite if isinstance(value, Whisker)]
+        spreads = [(at, value) for at, value in zip(places, values, strict=True)
+                   if isinstance(value, Whisker) and value.middle < math.inf]
         if spreads:
             drawn = axes.errorbar([at for at, _ in spreads], [value.middle for _, value in spreads],
                                   _whiskers([value for _, value in spreads]), fmt="none", ecolor=look.colour,

@@ -181,4 +181,4 @@ def draw(points: Sequence[SmpPoint], cluster: str, folder: Path) -> list[Path]:
         for n in machines
     ]
     return line_charts(folder / f"smp-{cluster}", f"How long a simulated allreduce takes, {CLUSTERS[cluster].words}",
-                       [charts], x="KiB", y="time, ms")
+                       [charts], x="tensor, KiB", y="time, ms")

@@ -31,7 +31,7 @@ from netfold.bench.commands.collectives import sizes_of
 from netfold.bench.ranks.collectives import FLAT, GLOO, HIERARCHICAL, Cell, CollectivesResult, CollectivesTask
 from netfold.disk import files
 from netfold.fabric.generate import leafspine
-from netfold.fabric.graph import Engine
+from netfold.fabric.graph import Engine, rate_in_words
 from netfold.plots.charts import LineChart, line_charts
 from netfold.topo.network import sandbox
 
@@ -95,7 +95,8 @@ def draw(rows: Sequence[OsuRow], title: str, folder: Path) -> list[Path]:
     ticks = [size / 1024 for size in sizes]
     charts = [[LineChart("Average over ranks", ticks, {way: [of[way, size].average for size in sizes] for way in ways}),
                LineChart("Slowest rank", ticks, {way: [of[way, size].greatest for size in sizes] for way in ways})]]
-    return line_charts(folder / "bcast", f"How long a broadcast takes: {title}", charts, x="KiB", y="latency, µs")
+    return line_charts(folder / "bcast", f"How long a broadcast takes: {title}", charts, x="message, KiB",
+                       y="latency, µs")
 
 
 def run(
@@ -119,7 +120,8 @@ def run(
                        rundir=sandbox.rundir())
     task = CollectivesTask(cells, rounds, iterations, leaf=ranks // LEAVES)
     command = [sys.executable, "-m", "netfold.bench.ranks.collectives", msgspec.json.encode(task).decode()]
-    title = f"{ranks} ranks, {LEAVES} leaves and spines ({engine}), links {rate}"
+    links = "links not shaped" if rate == "none" else f"links of {rate_in_words(rate)}"
+    title = f"{ranks} ranks, {LEAVES} leaves and {LEAVES} spines ({engine}), {links}"
     print(f"# {title}; {rounds} rounds of {iterations}")
     with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as logs, Network(fabric, logs=Path(logs)) as network:
         lines = network.launch(command, job="bcast").wait(within=60 + task.timeout * rounds * len(cells))

@@ -23,7 +23,7 @@ from netfold.bench.commands.allreduce import size
 from netfold.bench.ranks.parameters import ParametersResult, ParametersTask, StepWay
 from netfold.disk import files
 from netfold.fabric.generate import leafspine
-from netfold.fabric.graph import Engine
+from netfold.fabric.graph import Engine, rate_in_words
 from netfold.plots.charts import BarChart, Whisker, bar_charts
 from netfold.topo.network import sandbox
 from netfold.topo.processes.failures import WrongData
@@ -128,8 +128,9 @@ def run(
     fabric = leafspine(2, 2, ranks, rate=None if rate == "none" else rate, engine=engine, rundir=sandbox.rundir())
     task = ParametersTask(ways_of(ranks), uneven(total), rounds, steps)
     command = [sys.executable, "-m", "netfold.bench.ranks.parameters", msgspec.json.encode(task).decode()]
-    title = f"Adam on {total} bytes of uneven tensors, {ranks} ranks, links {rate} ({engine})"
-    print(f"# {title}; medians of {rounds} rounds of {steps} steps")
+    links = "links not shaped" if rate == "none" else f"links of {rate_in_words(rate)}"
+    title = f"Adam on {total / 2**20:g} MiB of uneven tensors, {ranks} ranks, {links}"
+    print(f"# {title}, {engine}; medians of {rounds} rounds of {steps} steps")
     with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as logs, Network(fabric, logs=Path(logs)) as network:
         lines = network.launch(command, job="parameters").wait(within=60 + task.timeout * rounds * len(task.ways))
     rows = rows_of(task.ways, [msgspec.json.decode(line[-1], type=ParametersResult) for line in lines])

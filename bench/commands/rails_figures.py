@@ -10,7 +10,7 @@ from pathlib import Path
 
 from netfold.bench.commands.rails_report import MptcpRow, RailDeath, RailsReport
 from netfold.disk import files
-from netfold.fabric.graph import bits_per_second
+from netfold.fabric.graph import rate_in_words
 from netfold.plots.charts import BarChart, LineChart, bar_charts, line_charts
 
 MULTIPATH = "Multipath TCP"
@@ -142,8 +142,8 @@ def _draw_death(report: RailsReport, death: RailDeath, stem: Path) -> list[Path]
 
 
 def _title(report: RailsReport) -> str:
-    rates = dict.fromkeys(f"{bits_per_second(rate) / 1e6:g}" for rate in report.rates)
-    return f"{report.rails}, links of {' and '.join(rates)} Mb/s, {report.ranks} ranks"
+    rates = dict.fromkeys(map(rate_in_words, report.rates))
+    return f"{report.rails}, links of {' and '.join(rates)}, {report.ranks} ranks"
 
 
 def draw(report: RailsReport, stem: Path) -> list[Path]:

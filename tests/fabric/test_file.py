@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from netfold.fabric.file import dumps, load, loads
 from netfold.fabric.generate import leafspine
-from netfold.fabric.graph import MAX_PORT, FabricError, bits_per_second
+from netfold.fabric.graph import MAX_PORT, FabricError, bits_per_second, rate_in_words
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 30), st.booleans())
@@ -113,10 +113,14 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         load(tmp_path / "nowhere.toml")
 
 
-@pytest.mark.parametrize(("text", "bits"), [("1gbit", 10**9), ("2.5gbit", 25 * 10**8), ("100mbit", 10**8)])
-def test_rates_are_tcs(text: str, bits: int) -> None:
-    """tc's units are powers of ten."""
+@pytest.mark.parametrize(("text", "bits", "words"), [
+    ("1gbit", 10**9, "1 Gb/s"), ("2.5gbit", 25 * 10**8, "2.5 Gb/s"), ("100mbit", 10**8, "100 Mb/s"),
+    ("64kbit", 64000, "64 kb/s"),
+])
+def test_rates_are_tcs(text: str, bits: int, words: str) -> None:
+    """tc's units are powers of ten, and figures have the field's."""
     assert bits_per_second(text) == bits
+    assert rate_in_words(text) == words
 
 
 @pytest.mark.parametrize(("leaves", "spines", "hosts"), [(0, 1, 1), (2, 0, 4), (1, 1, 0), (1, 1, 255), (1, 510, 1)])

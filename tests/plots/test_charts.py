@@ -38,6 +38,16 @@ def test_lines_hold_every_value_and_mark_what_never_finished(tmp_path: Path) -> 
 
 
 @pytest.mark.needs("matplotlib")
+def test_a_line_does_not_cross_what_has_no_value(tmp_path: Path) -> None:
+    """It ends before None and inf, and begins anew behind them: nothing was measured there."""
+    chart = LineChart("t", [1.0, 2.0, 3.0, 4.0, 5.0], {"gap": [1.0, 2.0, None, 2.0, 1.0], "whole": [1.0] * 5})
+    root = ET.parse(line_charts(tmp_path / "t", "t", [[chart]], x="x", y="y")[0]).getroot()
+    begun = {group.get("id"): path.get("d", "").count("M") for group in root.iter(SPACE + "g")
+             if group.get("id", "").startswith("line ") for path in [next(group.iter(SPACE + "path"))]}
+    assert begun == {"line gap": 2, "line whole": 1}
+
+
+@pytest.mark.needs("matplotlib")
 def test_a_chart_without_values_says_why(tmp_path: Path) -> None:
     """The words for an empty chart stand in that chart alone."""
     full = LineChart("a", ["1"], {"one": [1.0]}, "nothing < came")
