@@ -297,6 +297,8 @@ def _draw_bars(axes: Axes, chart: BarChart, looks: Mapping[str, Style]) -> None:
     axes.set_yticks(middles, [layout.wrapped(name, 0.35 * style.COLUMN) for name in chart.groups])
     axes.set_ylim(place - 1.2, -0.6)
     axes.margins(x=0.16)
+    if chart.base:  # ticks near it have many digits
+        axes.locator_params(axis="x", nbins=5)
     axes.tick_params(axis="y", length=0)
     axes.axvline(chart.base, color="#333333", linewidth=0.6)
 

@@ -143,6 +143,18 @@ def test_a_claim_speaks_only_of_states_that_were_compared() -> None:
     assert alone.found == "spray never finished in 1 of 1 runs, which are left out"
 
 
+def test_of_several_seeds_the_median_decides() -> None:
+    """One lucky seed bears no claim out, and what was found has the range of all seeds."""
+    rows = [replace(ROW, seed=seed, scheme=scheme, time=took) for seed, mine in enumerate((0.6, 0.8, 0.9), 1)
+            for scheme, took in (("spray", 1.0), ("ethereal", mine))]
+    (claim,) = [c for c in claims(rows) if "earlier than" in c.says]
+    assert not claim.holds
+    assert claim.found.startswith("best 20 % earlier, by seed 40 % earlier to 10 % earlier (leaf-spine, ring, 1 MB, ")
+    assert "median 20 % earlier of 1" in claim.found
+    lucky = [replace(row, time=1.0 if row.scheme == "spray" else 0.7) if row.seed == 2 else row for row in rows]
+    assert verdict(lucky, "earlier than")
+
+
 def test_each_kind_of_spraying_has_its_own_verdict() -> None:
     """What is earlier than random spraying need not be earlier than ideal spraying, and each claim names its
     opponent."""
