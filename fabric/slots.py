@@ -29,8 +29,8 @@ BMV2_QUEUE: Final = 64
 BMV2_DATA_BYTES: Final = 1 << 17
 """Payload bytes of the data slots of one tree on BMv2, as far as BMV2_QUEUE packets have them; half are in flight.
 With twice as many, at 4096 bytes a packet, operations at 10 Mb/s took up to 1.9 times as long."""
-MAX_GROUP: Final = 4095
-"""BMv2 accepts multicast groups 1..4095."""
+MAX_GROUP: Final = 4094
+"""BMv2 accepts multicast groups 1..4095; the last one is that of link probes."""
 EPOCHS: Final = 2**31 - 1
 """Greatest epoch: 31 of the program's 32 bits, so that an epoch fits an int32 of a message between ranks.  Epochs begin
 at 1; 0 marks a slot that was never used."""

@@ -7,6 +7,7 @@
 typedef bit<48>         mac_t;
 typedef bit<32>         ipv4_addr_t;
 typedef bit<PORT_BITS>  port_t;
+typedef bit<(PORTS / 2)> ports_t;
 typedef bit<QUEUE_DEPTH_BITS> queue_depth_t;
 typedef bit<WORD_BITS>  word_t;
 typedef bit<PSN_BITS>   psn_t;
@@ -130,10 +131,18 @@ header probe_t {
     slot_headers_t  headers;
 }
 
+// The controller's question which neighbours were heard, and the answer: a bit for each port, in two halves, since BMv2
+// shifts by less than 256 bits
+header heard_t {
+    ports_t         upper;
+    ports_t         lower;
+}
+
 struct headers_t {
     packet_out_t    packet_out;
     packet_in_t     packet_in;
     probe_t         probe;
+    heard_t         heard;
     ethernet_t      ethernet;
     ipv4_t          ipv4;
     udp_t           udp;

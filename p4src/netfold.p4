@@ -40,7 +40,15 @@ control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_met
     action arrive() {
         mark_to_drop(sm);
         if (hdr.packet_out.isValid()) {
-            sm.egress_spec = hdr.packet_out.egress_port;
+            if (hdr.packet_out.kind == CPU_NEIGHBOURS) {
+                meta.group = PROBE_GROUP;
+                meta.folded = 1;        // replica.p4 signs each copy
+                sm.mcast_grp = PROBE_GROUP;
+            } else if (hdr.packet_out.kind == CPU_HEARD) {
+                meta.routed = 1;        // route.p4 answers
+            } else {
+                sm.egress_spec = hdr.packet_out.egress_port;
+            }
             hdr.packet_out.setInvalid();
         } else if (sm.instance_type == RECIRCULATED) {
 #if FAULTS
@@ -117,6 +125,8 @@ control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_meta
         hdr.packet_in.ingress_port = meta.port;
         if (hdr.probe.isValid()) {
             hdr.packet_in.kind = CPU_PROBE;
+        } else if (hdr.heard.isValid()) {
+            hdr.packet_in.kind = CPU_HEARD;
         }
     }
     action leave() {

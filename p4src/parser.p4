@@ -20,8 +20,13 @@ parser Parse(packet_in pkt, out headers_t hdr, inout meta_t meta, inout standard
         pkt.extract(hdr.packet_out);
         transition select(hdr.packet_out.kind) {
             CPU_PROBE: probe;
+            CPU_HEARD: heard;
             default:   ethernet;
         }
+    }
+    state heard {
+        pkt.extract(hdr.heard);
+        transition accept;
     }
     state probe {
         pkt.extract(hdr.probe);
@@ -172,6 +177,7 @@ control Deparse(packet_out pkt, in headers_t hdr) {
     apply {
         pkt.emit(hdr.packet_in);
         pkt.emit(hdr.probe);
+        pkt.emit(hdr.heard);
         pkt.emit(hdr.ethernet);
         pkt.emit(hdr.ipv4);
         pkt.emit(hdr.udp);

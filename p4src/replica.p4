@@ -67,6 +67,10 @@ control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
             hdr.reth.rkey = rkey;
         }
     }
+    // Not folded, but a probe of links, which says by which port it leaves
+    action probe() {
+        hdr.udp.sport = PROBE_PORT + (bit<16>)sm.egress_port;
+    }
     action lost() {
         mark_to_drop(sm);
         meta.made = 1;          // nobody needs its ICRC
@@ -74,13 +78,13 @@ control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
     direct_counter(CounterType.packets_and_bytes) replica_packets;
 
     // Who is this copy for?  An entry for each child of each tree, and one for the parent;
-    // and one more for each NIC, by which it is answered: in its successor's name, to its own queue pair.
+    // and one more for each NIC, by which it is answered: in its successor's name, to its own queue pair.  One for probes.
     table replica {
         key = {
             meta.group: exact @name("group");
             meta.child: exact @name("child");
         }
-        actions = { rewrite; rewrite_rc; @defaultonly lost; }
+        actions = { rewrite; rewrite_rc; probe; @defaultonly lost; }
         const default_action = lost();
         counters = replica_packets;
         size = REPLICAS;

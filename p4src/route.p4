@@ -12,6 +12,8 @@ control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
     Punt()      punt;
     next_hops_t next_hops = { 0, 0, 0, 0, 0 };
     bit<16>     member = 0;         // the next hop that is taken
+    bit<1>      counted = 0;        // a probe that is counted here
+    register<ports_t>(2) heard;     // a bit for each port at which one has come since the controller's last question
 
     action forward(port_t port, mac_t src_mac, mac_t dst_mac) {
         sm.egress_spec = port;
@@ -27,6 +29,19 @@ control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
     }
     action to_cpu() {           // punt.p4 says whether it really goes there
         mark_to_drop(sm);
+    }
+    action note() {             // the packet ends here: its header is where the register's value is changed
+        hdr.heard.setValid();
+        heard.read(hdr.heard.lower, (bit<32>)meta.port[(PORT_BITS - 1):(PORT_BITS - 1)]);
+        heard.write((bit<32>)meta.port[(PORT_BITS - 1):(PORT_BITS - 1)],
+                    hdr.heard.lower | ((ports_t)1 << meta.port[(PORT_BITS - 2):0]));
+    }
+    action answer() {
+        heard.read(hdr.heard.upper, 1);
+        heard.read(hdr.heard.lower, 0);
+        heard.write(1, 0);
+        heard.write(0, 0);
+        sm.egress_spec = CPU_PORT;
     }
 
     // Which port leads to this host, or which group of next hops on equally short paths?  Or is it for the switch itself?
@@ -48,7 +63,9 @@ control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
         size = UPLINKS;
     }
     apply {
-        if (hdr.ipv4.ttl <= 1) {
+        if (hdr.heard.isValid()) {
+            answer();
+        } else if (hdr.ipv4.ttl <= 1) {
             unreachable();
         } else {
             switch (route.apply().action_run) {
@@ -57,7 +74,10 @@ control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
                     uplink.apply();
                 }
                 to_cpu: {
-                    punt.apply(hdr, meta, sm);
+                    punt.apply(hdr, meta, sm, counted);
+                    if (counted == 1) {
+                        note();
+                    }
                 }
                 default: {}
             }

@@ -102,6 +102,10 @@
 #define FOLD_NETMASK    0xfffe0000
 // Time to live of a packet that comes from the very other end of a link; what was routed even once has less.
 #define ONE_HOP_TTL     255
+// Probes of links have this UDP source port, and the number of the port that they leave by in its lowest bits.
+#define PROBE_PORT      0xc000
+// Their multicast group.  Jobs have the groups below.
+#define PROBE_GROUP     4095
 // Time to live of what a switch has folded: so nothing that was routed passes for a result, whatever time to live its
 // sender gave it (RFC 5082, the generalised TTL security mechanism).
 #define RESULT_TTL      ONE_HOP_TTL
@@ -166,6 +170,8 @@
 // Kinds of packets from and to the CPU
 #define CPU_FRAME       0                 // a frame to send, or one for the controller
 #define CPU_PROBE       1                 // what does this slot hold?  (probe_t)
+#define CPU_NEIGHBOURS  2                 // a frame to send to all switches at the other ends of links, once to each
+#define CPU_HEARD       3                 // from which of these has such a frame come since the last question?  (heard_t)
 #define PARENT          0xffff            // in the place of a child's number: the next switch up the tree
 #define ANSWERS         0x4000            // added to a NIC's number: what answers it, not a result
 // Packets of one gap that a switch is asked for at most by one negative acknowledgement; others wait for a timer

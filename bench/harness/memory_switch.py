@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from finsy.proto import p4r
 
+from netfold.controller.switch import probe
 from netfold.controller.switch.codec import Cells, Codec, Wanted
 from netfold.controller.switch.entities import Entry, Identity, State
 from netfold.controller.switch.probe import SlotState
@@ -38,6 +39,8 @@ class MemorySwitch:
         self.packets_dropped = 0
         self.ports_down: set[int] = set()
         self.on_ports: Callable[[], None] = lambda: None
+        self._heard = 0
+        """Ports at which probes have come in since the last question, a bit for each."""
         self._has_pipeline = False
         self._closed = asyncio.Event()
 
@@ -55,6 +58,20 @@ class MemorySwitch:
         if port in self.cables:
             switch, there = self.cables[port]
             switch.packets.put_nowait(PacketIn(there, payload))
+
+    async def packet_out_to_neighbours(self, payload: bytes) -> None:
+        """Let the packet come in at all neighbours, as a probe that each expects."""
+        if self._codec is not None:
+            self._codec.packet_out(payload, {"kind": probe.NEIGHBOURS}).SerializeToString()
+        for switch, there in self.cables.values():
+            switch._heard |= 1 << there
+
+    async def heard(self) -> int:
+        """The ports at which probes have come in since the last question."""
+        if self._codec is not None:
+            self._codec.packet_out(probe.HEARD_QUESTION, {"kind": probe.HEARD}).SerializeToString()
+        heard, self._heard = self._heard, 0
+        return heard
 
     async def hear(self) -> None:
         """It has said nothing."""

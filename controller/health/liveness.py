@@ -14,9 +14,9 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from netfold.controller.health.damping import FlapDamping
 from netfold.controller.health.excuses import Excuses
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     import networkx as nx
 
 log = logging.getLogger("netfold.controller")
+T = TypeVar("T")
 
-AT_ONCE: Final = 512
-"""Probes that are made, or processed, in one turn of the event loop: some 5 ms."""
+AT_ONCE: Final = 256
+"""Probes that are made, or processed, in one turn of the event loop, and switches that are asked: some 5 ms."""
 DOWN_INTERVAL: Final = 0.5
 """Seconds between probes of links that are down, if the fabric turns other probes off."""
 SUSPECT_INTERVAL: Final = 0.03
@@ -53,6 +54,8 @@ ANSWER_HOLDS: Final = 0.015
 """Seconds after its answer for which a link is not probed again because further ranks suspect it."""
 SEND_TIMEOUT: Final = 0.1
 """Seconds that a switch has to take one round's probes: one that stands still takes none when its window is full."""
+ANSWER_TIMEOUT: Final = 0.1
+"""Seconds that switches have to tell what they have heard."""
 DISCOVER_TIMEOUT: Final = 2.0
 """Seconds that a probe has to arrive somewhere when cables are discovered."""
 MOST_GRAPHS: Final = 4
@@ -214,8 +217,10 @@ class Liveness:
     async def run(self) -> None:
         """Probe links regularly until cancelled: all of them, or only those that are down if the fabric turns probes
         off, since nothing else would show that they are up again."""
+        clock, took, period = asyncio.get_running_loop().time, 0.0, self._fabric.probe or DOWN_INTERVAL
         while True:
-            await asyncio.sleep(self._fabric.probe or DOWN_INTERVAL)
+            await asyncio.sleep(max(period / 2, period - took))
+            began = clock()
             try:
                 if self._fabric.probe:
                     await self.check()
@@ -225,10 +230,21 @@ class Liveness:
                     await self._control.consider()
             except Exception:  # otherwise no failure would be noticed from now on
                 log.exception("probing links failed")
+            took = clock() - began
 
     async def check(self) -> None:
-        """One round: evaluate the last probes and send the next ones."""
-        await self._probe(None)
+        """One round: ask what has been heard of the last probes, judge by that, and send the next ones."""
+        heard, _ = await self._of_all(lambda name, client: client.heard(), ANSWER_TIMEOUT)
+        self._links.hear(heard)
+        await self._judge()
+        up = self._clients()
+        frames = dict(self._links.to_neighbours(up))
+        _, late = await self._of_all(lambda name, client: client.packet_out_to_neighbours(frames[name]), SEND_TIMEOUT,
+                                     frames)
+        self._stuck |= late
+        await self._send(self._links.short_ones(up))
+        await self._send_over(self._links.sample(), counted=False, short=False)
+        self._compare()
 
     def suspect(self, links: Collection[int]) -> None:
         """Probe these links at once, since hosts get nothing over them.  Does not wait for the outcome."""
@@ -248,7 +264,7 @@ class Liveness:
             if clock() >= end:
                 return False
             if clock() >= again:
-                await self._send(silent, counted=False)
+                await self._send_over(silent, counted=False)
                 again = clock() + REPEAT_INTERVAL
             await asyncio.sleep(SUSPECT_INTERVAL)
             await self._listen()
@@ -267,7 +283,7 @@ class Liveness:
             if clock() >= again:
                 if again >= end:
                     break
-                await self._send(unseen, counted=False)  # some links lose packets, on purpose or not
+                await self._send_over(unseen, counted=False)  # some links lose packets, on purpose or not
                 again = clock() + REPEAT_INTERVAL
             await asyncio.sleep(SUSPECT_INTERVAL)
             await self._listen()
@@ -334,7 +350,7 @@ class Liveness:
                           if all(self._targets[end.node].is_heard for end in self._links.ends(number, 0))}
         began, arrived = clock(), self._links.arrived()
         witnesses = self._silent.witnesses(self._suspects)
-        await self._send(self._suspects, counted=counted, short=counted, wake=counted, witnesses=witnesses)
+        await self._send_over(self._suspects, counted=counted, short=counted, wake=counted, witnesses=witnesses)
         await asyncio.sleep(least)
         await self._listen()
         end = clock() + min(MOST_TICK - least, SUSPECT_INTERVAL)
@@ -349,13 +365,46 @@ class Liveness:
             self._suspects -= silent
         return bool(answers)
 
-    async def _probe(self, only: Collection[int] | None) -> None:
+    async def _probe(self, only: Collection[int]) -> None:
+        await self._judge()
+        await self._send_over(only)
+        self._compare()
+
+    async def _judge(self) -> None:
+        """Take in what has come, and spare links of which missing probes tell nothing."""
         await self._listen()
         await self._excuses.consider()
         stuck, self._stuck = self._stuck, set()
         await self._control.consider(self._links.about_to_be_lost(), stuck)
-        await self._send(only)
-        self._compare()
+
+    def _clients(self) -> dict[str, Client]:
+        """The sessions of the switches that can be told something."""
+        return {target.name: target.client for target in self._targets.values() if target.is_heard}
+
+    async def _of_all(
+        self, request: Callable[[str, Client], Coroutine[None, None, T]], timeout: float,
+        only: Collection[str] | None = None,
+    ) -> tuple[dict[str, T], set[str]]:
+        """Make a request to all switches, or to some.  Returns the answers by switch, and the switches that do not
+        answer in time.  Those that refuse are in neither."""
+        tasks: dict[str, asyncio.Task[T]] = {}
+        for name, client in self._clients().items():
+            if only is None or name in only:
+                tasks[name] = asyncio.create_task(request(name, client))
+                if len(tasks) % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        if not tasks:
+            return {}, set()
+        _, late = await asyncio.wait(tasks.values(), timeout=timeout)
+        for task in late:
+            task.cancel()
+        found: dict[str, T] = {}
+        for name, outcome in zip(tasks, await asyncio.gather(*tasks.values(), return_exceptions=True), strict=True):
+            if isinstance(outcome, SwitchError):
+                log.warning("%s", outcome)
+            elif tasks[name] not in late:
+                found[name] = tasks[name].result()
+        return found, {name for name, task in tasks.items() if task in late}
 
     async def _listen(self) -> None:
         """Process what has come in, in as many turns of the event loop as that takes."""
@@ -374,20 +423,22 @@ class Liveness:
                 if count % AT_ONCE == 0:
                     await asyncio.sleep(0)
 
-    async def _send(
-        self, only: Collection[int] | None, *, counted: bool = True, short: bool = True, wake: bool = True,
+    async def _send_over(
+        self, only: Collection[int], *, counted: bool = True, short: bool = True, wake: bool = True,
         witnesses: Collection[int] = (),
     ) -> None:
-        """Send probes, and others over ``witnesses`` that do not count; with ``short`` also short ones where they were
-        lost, and with ``wake`` questions to the hosts at switches whose links are in doubt."""
-        up = {target.name: target.client for target in self._targets.values() if target.is_heard}
-        doubtful = self._links.down() | self._suspects if wake else frozenset()
-        now = time.monotonic()
-        probes = chain(
-            self._links.arp_probes(up, doubtful),
+        """Send probes over these links, and others over ``witnesses`` that do not count; with ``short`` also short ones
+        where they were lost, and with ``wake`` questions to the hosts at switches whose links are in doubt."""
+        up, now = self._clients(), time.monotonic()
+        await self._send(chain(
+            self._links.arp_probes(up, self._links.down() | self._suspects if wake else ()),
             self._links.round(up, only, counted=counted, short=short, now=now),
             self._links.round(up, witnesses, counted=False, short=False, now=now),
-        )
+        ))
+
+    async def _send(self, probes: Iterator[Probe]) -> None:
+        """Send probes out of single ports."""
+        up = self._clients()
         sending: list[asyncio.Task[None]] = []
         while some := list(islice(probes, AT_ONCE)):
             if sending:
@@ -395,7 +446,8 @@ class Liveness:
             by_switch: defaultdict[str, list[Probe]] = defaultdict(list)
             for probe in some:
                 by_switch[probe.switch].append(probe)
-            sending += [asyncio.create_task(self._send_from(up[name], those)) for name, those in by_switch.items()]
+            sending += [asyncio.create_task(self._send_from(up[name], those))
+                        for name, those in by_switch.items() if name in up]
         await asyncio.gather(*sending)
 
     async def _send_from(self, client: Client, probes: Collection[Probe]) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes of slots: a packet-out asks for a slot's state and a packet-in brings it, since BMv2's registers cannot be
-read over P4Runtime.  Layout: probe_t of p4src/headers.p4; p4src/slot.p4 names the fields of slot_state_t and
-slot_headers_t."""
+"""Questions to the data plane: a packet-out asks and a packet-in answers, since BMv2's registers cannot be read over
+P4Runtime.  One is for a slot's state (probe_t of p4src/headers.p4; p4src/slot.p4 names the fields of slot_state_t and
+slot_headers_t), one for the ports at which neighbours' link probes have come in (heard_t)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from typing import Final
 
 PROBE: Final = 1
 """Kind of a packet-out or packet-in that carries a probe of a slot: CPU_PROBE of p4src/sizes.p4; 0 is a frame."""
+NEIGHBOURS: Final = 2
+"""Kind of a packet-out that goes to all neighbouring switches: CPU_NEIGHBOURS."""
+HEARD: Final = 3
+"""Kind of the question which neighbours were heard, and of its answer: CPU_HEARD."""
+HEARD_QUESTION: Final = bytes(64)
+"""Payload of that question; the answer has a bit for each port."""
 
 _PROBE: Final = struct.Struct("!I16s16s")
 _PSN: Final = (1 << 24) - 1

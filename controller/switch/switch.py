@@ -129,6 +129,10 @@ class Session:
         self._stream: Any = None
         self._reader: asyncio.Task[str] | None = None
         self._probes: defaultdict[int, list[asyncio.Future[SlotState]]] = defaultdict(list)
+        self._heard = 0
+        """Ports at which neighbours' probes have come in, by answers that nobody has taken yet, a bit for each."""
+        self._answer: asyncio.Future[None] | None = None
+        """The answer to be awaited next."""
         self._sending = asyncio.Lock()
         self._probing = asyncio.Semaphore(PROBES)
 
@@ -259,6 +263,11 @@ class Session:
                 if not waiting.done():
                     waiting.set_result(found)
             return
+        if fields.get("kind") == probe.HEARD:
+            self._heard |= int.from_bytes(payload[:len(probe.HEARD_QUESTION)], "big")
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_result(None)
+            return
         try:
             self.packets.put_nowait(PacketIn(fields.get("ingress_port", 0), payload))
         except asyncio.QueueFull:
@@ -281,6 +290,19 @@ class Session:
     async def packet_out(self, port: int, payload: bytes) -> None:
         """Send a packet out of a port.  Raises SwitchError."""
         await self._packet_out(payload, {"egress_port": port}, f"packet-out to port {port}")
+
+    async def packet_out_to_neighbours(self, payload: bytes) -> None:
+        """Send a probe of links out of all ports to other switches.  Raises SwitchError."""
+        await self._packet_out(payload, {"kind": probe.NEIGHBOURS}, "packet-out to all neighbours")
+
+    async def heard(self) -> int:
+        """The ports at which neighbours' probes have come in since the last call, a bit for each.  Waits for the answer
+        of the switch as long as it takes; one that comes later counts with the next.  Raises SwitchError."""
+        answer = self._answer = asyncio.get_running_loop().create_future()
+        await self._packet_out(probe.HEARD_QUESTION, {"kind": probe.HEARD}, "question for neighbours")
+        await answer
+        heard, self._heard = self._heard, 0
+        return heard
 
     async def _packet_out(self, payload: bytes, fields: dict[str, int], what: str) -> None:
         packet = self._codec.packet_out(payload, fields)

@@ -5,7 +5,7 @@ Those of the fold are made by fold_tables.py, those of routes and paths by path_
 
     links    -> guard, clone sessions
     faults   -> fault (on the way in and out)       engine  -> congestion
-    probes   -> route (to the CPU port), punt
+    probes   -> route (to the CPU port), punt, a multicast group and its replica
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, Literal
 
-from netfold.controller.switch.entities import Clone, Entity, Entry, MeterRate
+from netfold.controller.switch.entities import Clone, Entity, Entry, MeterRate, Multicast
 from netfold.fabric.graph import End, Fabric, Link, ip_number
 
 ROUTERS: Final = "224.0.0.2"
 """Multicast address of all routers on a link (RFC 1112), such as link probes have: switches send them to the CPU."""
+PROBE_PORT: Final = 0xC000
+"""UDP source port of a link probe, to which the port that it leaves by is added (p4src/sizes.p4)."""
+PROBE_GROUP: Final = 4095
+"""Multicast group by which a switch sends a link probe to all its neighbours (p4src/sizes.p4)."""
 PROBES_PER_LINK: Final = 110
 """Probes a second that `netfold.controller.health.liveness` may send over a link each way beside the regular ones: of a
 suspect link, and where somebody waits for an answer.  As many short ones follow those that are lost."""
@@ -37,6 +41,7 @@ ACKNOWLEDGES: Final = "SwitchIngress.fold.connection.acknowledges"
 REPLICA: Final = "SwitchEgress.replica.replica"
 REWRITE: Final = "SwitchEgress.replica.rewrite"
 REWRITE_RC: Final = "SwitchEgress.replica.rewrite_rc"
+PROBE: Final = "SwitchEgress.replica.probe"
 GUARD: Final = "SwitchIngress.guard.guard"
 HOST: Final = "SwitchIngress.guard.host"
 NEIGHBOUR: Final = "SwitchIngress.guard.neighbour"
@@ -142,18 +147,23 @@ def congestion_entries(fabric: Fabric) -> BySwitch:
 
 
 def probe_entries(fabric: Fabric) -> BySwitch:
-    """Entries that send link probes, which are addressed to all routers of a link, to the CPU port of every switch:
-    their route, and an entry of `punt` for each port with a switch behind it, with the rate of its meter."""
+    """Entities for link probes, which are addressed to all routers of a link: their route to the CPU port of every
+    switch; an entry of `punt` for each port with a switch behind it, with the rate of its meter and what that switch
+    sends; and the multicast group of these ports."""
     result: BySwitch = defaultdict(list)
-    switches, rate = {switch.name for switch in fabric.switches}, _punt_rate(fabric)
-    punts: dict[int, Entry] = {}  # one for all switches, as there may be hundreds of thousands
-    for name in switches:
+    addresses, rate = {switch.name: ip_number(switch.address) for switch in fabric.switches}, _punt_rate(fabric)
+    ports: defaultdict[str, list[int]] = defaultdict(list)
+    for name in addresses:
         result[name].append(Entry(ROUTE, (("dst", (ip_number(ROUTERS), 32)),), TO_CPU))
     for link in fabric.links:
-        if {end.node for end in link.ends} <= switches:
-            for end in link.ends:
-                result[end.node].append(punts.setdefault(
-                    end.port, Entry(PUNT, (("ingress_port", end.port),), f"{_PUNT}.allow", (), rate)))
+        if {end.node for end in link.ends} <= addresses.keys():
+            for here, far in (link.ends, link.ends[::-1]):
+                expected = (("address", addresses[far.node]), ("sport", PROBE_PORT + far.port))
+                result[here.node].append(Entry(PUNT, (("ingress_port", here.port),), f"{_PUNT}.allow", expected, rate))
+                ports[here.node].append(here.port)
+    for name, those in ports.items():
+        result[name].append(Multicast(PROBE_GROUP, tuple((port, 0) for port in sorted(those))))
+        result[name].append(Entry(REPLICA, (("group", PROBE_GROUP), ("child", 0)), PROBE))
     return result
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
 from netfold.fabric.graph import End, Fabric
+from netfold.wire import roce
 from support.controller import MemorySwitch
 
 NARROW_BYTES = 512
@@ -18,7 +19,8 @@ def link_between(fabric: Fabric, a: str, b: str) -> int:
 
 
 class Cables:
-    """Between switches in memory: what a switch sends arrives at its neighbour, if that lets it reach the CPU port.
+    """Between switches in memory: what a switch sends arrives at its neighbour, which counts a probe as expected, and
+    sends others to the controller, if its entries say so.
 
     cut     numbers of the links over which nothing arrives
     narrow  numbers of those over which only short frames arrive
@@ -40,14 +42,22 @@ class Cables:
                 before(port, frame)
             elif n in self.narrow and len(frame) > NARROW_BYTES:
                 pass
-            elif n not in self.cut and self._to_cpu(switches[b.node], b.port):
-                switches[b.node].arrives(b.port, frame)
+            elif n not in self.cut:
+                self._punt(switches[b.node], b.port, frame)
 
         switches[a.node].sends = sends
 
     @staticmethod
-    def _to_cpu(switch: MemorySwitch, port: int) -> bool:
-        key = (tables.ROUTE, (("dst", (0xE0000002, 32)),))
-        entry = switch.state.get(key)
-        punting = (tables.PUNT, (("ingress_port", port),)) in switch.state
-        return punting and isinstance(entry, Entry) and entry.action == tables.TO_CPU
+    def _punt(switch: MemorySwitch, port: int, frame: bytes) -> None:
+        """What p4src/route.p4 and punt.p4 do."""
+        route = switch.state.get((tables.ROUTE, (("dst", (0xE0000002, 32)),)))
+        punt = switch.state.get((tables.PUNT, (("ingress_port", port),)))
+        if not isinstance(route, Entry) or route.action != tables.TO_CPU or not isinstance(punt, Entry):
+            return
+        expected = dict(punt.params)
+        sender = expected["address"].to_bytes(4, "big"), expected["sport"].to_bytes(2, "big")
+        asks = frame[roce.ETHERNET_BYTES + roce.IPV4_BYTES + roce.UDP_BYTES + 8] >> 7
+        if (frame[26:30], frame[34:36]) == sender and len(frame) > roce.PATH_MTU and not asks:
+            switch.heard |= 1 << port
+        else:
+            switch.arrives(port, frame)

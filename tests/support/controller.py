@@ -12,12 +12,14 @@ from typing import Any, TypeVar
 import grpc
 from finsy.proto import p4i, p4r, p4r_grpc, rpc_code, rpc_status
 
+from netfold.controller.switch import tables
 from netfold.controller.switch.codec import Cells, Count, Wanted
-from netfold.controller.switch.entities import Entry, State
+from netfold.controller.switch.entities import Entry, Multicast, State
 from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.reconcile import Update
 from netfold.controller.switch.switch import PacketIn, Session, SwitchError
+from netfold.wire import roce
 
 T = TypeVar("T")
 BOUND = 60.0
@@ -40,6 +42,13 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
+def signed(probe: bytes, port: int) -> bytes:
+    """A probe for all neighbours as it leaves by a port (p4src/replica.p4)."""
+    at = roce.ETHERNET_BYTES + roce.IPV4_BYTES
+    frame = probe[:at] + (tables.PROBE_PORT + port).to_bytes(2, "big") + probe[at + 2 : -roce.ICRC_BYTES]
+    return frame + roce.icrc(frame[roce.ETHERNET_BYTES :])
+
+
 class MemorySwitch:
     """A switch that survives its sessions: `connect` gives a new session with what it holds."""
 
@@ -51,6 +60,8 @@ class MemorySwitch:
         self.counters: dict[str, dict[int, Count]] = {}
         self.sends: Callable[[int, bytes], None] = lambda port, frame: None
         """Called with each frame that it sends out of a port."""
+        self.heard = 0
+        """Ports at which neighbours' probes have come in since the last question, a bit for each."""
         self.slots: dict[int, SlotState] = {}
         self.refuse: Callable[[Update], bool] = lambda update: False
         self.unreachable = False
@@ -94,6 +105,15 @@ class MemorySession:
 
     async def packet_out(self, port: int, payload: bytes) -> None:
         self.switch.sends(port, payload)
+
+    async def packet_out_to_neighbours(self, payload: bytes) -> None:
+        group = self.switch.state.get(("multicast", (("group", tables.PROBE_GROUP),)))
+        for port, _ in group.replicas if isinstance(group, Multicast) else ():
+            self.switch.sends(port, signed(payload, port))
+
+    async def heard(self) -> int:
+        heard, self.switch.heard = self.switch.heard, 0
+        return heard
 
     async def hear(self) -> None:
         pass

@@ -142,7 +142,8 @@ class Rig:
         """True where no switch holds anything of a job."""
         base = (tables.GUARD, tables.ROUTE, tables.UPLINK, tables.POLICY, tables.PIN, tables.BENT, tables.PUNT,
                 tables.CONGESTION, "clone")
-        return all(key[0] in base for s in self.switches.values() for key in s.state)
+        return all(key[0] in base or dict(key[1]).get("group") == tables.PROBE_GROUP
+                   for s in self.switches.values() for key in s.state)
 
 
 @asynccontextmanager

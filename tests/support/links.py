@@ -9,7 +9,6 @@ Prints one JSON object for each check (`{"check": ..., "ok": true}`); any other 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import subprocess
 import sys
@@ -60,16 +59,14 @@ def command(engine: Engine, fabric: Fabric, name: str) -> list[str]:
 
 
 async def rounds(controller: Controller, number: int, *, pulled: str = "") -> set[str]:
-    """Probes so many times, each time until every link but the pulled one has answered.  Returns the links that are
-    down."""
+    """Probes so many times, and asks once more what has arrived; each time waits until the probes over every link but
+    the pulled one have, which later ones show.  Returns the links that are down."""
     liveness, links = controller.liveness, controller.fabric.links
+    others = {n for n in liveness._links.probed if links[n].a != pulled}
     for _ in range(number):
         await liveness.check()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TRAVEL):
-                while any(count for (n, _), count in liveness._links._missed.items() if links[n].a != pulled):
-                    await asyncio.sleep(0.005)  # between looks at what has come
-                    await liveness._listen()
+        await liveness.links_respond(others, TRAVEL)
+    await liveness.check()
     return {links[n].a for n in liveness._links.down()}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One leaf on real interfaces, flooded with link probes; runs in a namespace of its own.
+"""One leaf on real interfaces, which sends link probes and is flooded with them; runs in a namespace of its own.
 
     unshare --net python tests/support/punt.py ENGINE FOLDER
 
@@ -23,6 +23,7 @@ from netfold.controller.switch.reconcile import diff
 from netfold.controller.switch.switch import Session
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
+from support.controller import signed
 from support.fold import command
 from switch_support.checksum import checksum
 
@@ -44,8 +45,9 @@ def plug() -> dict[int, socket.socket]:
         for end in (f"v{port}", f"h{port}"):
             Path(f"/proc/sys/net/ipv6/conf/{end}/disable_ipv6").write_text("1")
             subprocess.run(["ip", "link", "set", end, "up"], check=True)
-        sockets[port] = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        sockets[port] = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800))
         sockets[port].bind((f"h{port}", 0))
+        sockets[port].settimeout(BOUND)
     return sockets
 
 
@@ -78,13 +80,27 @@ class Leaf:
         port have arrived at the controller, were refused by the guard or at the CPU port, and exceeded the rate so far,
         once that is all of them."""
         for _ in range(0, packets, CHUNK):
-            for _ in range(CHUNK):
-                self._sockets[port].send(frame)
-            self._sent[port] += CHUNK
-            async with asyncio.timeout(BOUND):
-                while sum(now := await self._count(port)) < self._sent[port]:
-                    await asyncio.sleep(0.001)  # between looks at what has come
+            now = await self.send_each(port, *[frame] * CHUNK)
         return now
+
+    async def send_each(self, port: int, *frames: bytes) -> tuple[int, int, int]:
+        """Sends these frames into a port, and returns the same."""
+        for frame in frames:
+            self._sockets[port].send(frame)
+        self._sent[port] += len(frames)
+        async with asyncio.timeout(BOUND):
+            while sum(now := await self._count(port)) < self._sent[port]:
+                await asyncio.sleep(0.001)  # between looks at what has come
+        return now
+
+    async def hears(self, *ports: int) -> None:
+        """Waits until the leaf has told that probes of its neighbours have come in by these ports, and by no others."""
+        left = set(ports)
+        async with asyncio.timeout(BOUND):
+            while left:
+                found = await self._session.heard()
+                assert {port for port in range(512) if found >> port & 1} <= left
+                left = {port for port in left if not found >> port & 1}
 
     async def _count(self, port: int) -> tuple[int, int, int]:
         while not self._session.packets.empty():
@@ -100,31 +116,54 @@ def done(check: str) -> None:
 
 async def checks(fabric: Fabric, session: Session, sockets: dict[int, socket.socket]) -> None:
     """Runs all checks, one after the other."""
-    entries = [entry for entry in tables.fixed_entries(fabric)["leaf1"] if isinstance(entry, Entry)]
+    entries = tables.fixed_entries(fabric)["leaf1"]
     await session.write(diff({}, state(entries)))
     assert await session.read_state(tables.MANAGED) == state(entries)
-    (rate,) = {entry.rate for entry in entries if entry.table == tables.PUNT}
+    (rate,) = {entry.rate for entry in entries if isinstance(entry, Entry) and entry.table == tables.PUNT}
     assert rate is not None
     done("the controller's entries and rates read back as they were written")
 
+    links, names = Links(fabric), {switch.name for switch in fabric.switches}
+    shared = dict(links.to_neighbours(names))
+    await session.packet_out_to_neighbours(shared["leaf1"])
+    for port in (UPLINK, OTHER):
+        assert await asyncio.to_thread(sockets[port].recv, 1 << 16) == signed(shared["leaf1"], port)
+    done("a probe for all neighbours leaves by their ports, and says by which")
+
     leaf = Leaf(session, sockets)
-    probe = next(Links(fabric).round({switch.name for switch in fabric.switches})).frame
+    first, second = signed(shared["spine1"], 1), signed(shared["spine2"], 1)
+    probe = next(p.frame for p in links.round(names) if p.switch == "spine1")
+    short = next(p.frame for p in links.round(names) if p.switch == "spine1")
+    await leaf.hears()
+    for port, frame in ((UPLINK, first), (OTHER, second), (UPLINK, first)):
+        sockets[port].send(frame)
+    await leaf.hears(UPLINK, OTHER)
+    assert await leaf.send_each(HOST, first, second) == (0, 2, 0)
+    assert await leaf.send_each(UPLINK, routed(first)) == (0, 1, 0)
+    strange = (second, signed(shared["spine1"], 2), probe, short)
+    assert await leaf.send_each(UPLINK, *strange) == (len(strange), 1, 0)
+    sockets[OTHER].send(second)
+    await leaf.hears(OTHER)
+    done("a neighbour's own probe for all is counted; others go to the controller, and a host's do neither")
     own = changed(probe, 26, socket.inet_aton(fabric.hosts[0].address))
-    assert await leaf.send(HOST, probe, FLOOD // 2) == (0, FLOOD // 2, 0)
-    assert await leaf.send(HOST, own, FLOOD // 2) == (0, FLOOD, 0)
+    assert await leaf.send(HOST, probe, FLOOD // 2) == (0, 2 + FLOOD // 2, 0)
+    assert await leaf.send(HOST, own, FLOOD // 2) == (0, 2 + FLOOD, 0)
     assert await session.read_cell(tables.REFUSED, HOST) == FLOOD // 2
     done("a host's link probes are refused, by a switch's address or its own")
 
-    assert await leaf.send(UPLINK, routed(probe), FLOOD) == (0, FLOOD, 0)
+    assert await leaf.send(UPLINK, routed(probe), FLOOD) == (len(strange), 1 + FLOOD, 0)
     done("what was routed is refused, from wherever it comes")
 
-    began = time.monotonic()
+    began, earlier = time.monotonic(), len(strange)
     arrived, refused, over_rate = await leaf.send(UPLINK, probe, FLOOD)
+    arrived -= earlier
     most = rate.burst + rate.packets * (time.monotonic() - began)
     assert rate.burst <= arrived <= most, f"expected up to {most:.0f} packets, got {arrived}"
-    assert (refused, over_rate) == (FLOOD, FLOOD - arrived)
+    assert (refused, over_rate) == (1 + FLOOD, FLOOD - arrived)
     assert await leaf.send(OTHER, probe, CHUNK) == (CHUNK, 0, 0)
-    done("a port's flood is metered, and costs another port's probes nothing")
+    sockets[UPLINK].send(first)
+    await leaf.hears(UPLINK)
+    done("a port's flood is metered, and costs neither another port's probes nor those that are counted anything")
 
 
 async def main(engine: Engine, folder: Path) -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import End, Fabric, FabricError
 from netfold.wire import roce
 from support.cables import Cables, link_between
-from support.controller import run, until
+from support.controller import run, signed, until
 from support.jobs import Rig, rig
 from support.ways import next_ports
 
@@ -43,7 +43,8 @@ def deliver(found: Links, fabric: Fabric, *, without: frozenset[End] = frozenset
 
 def test_a_probe_is_valid_rocev2() -> None:
     """Scapy agrees with every length, checksum and ICRC of each round; it is addressed to all routers, with the
-    sender's address and the round's PSN, and as long as a data packet, or short where the last one was lost."""
+    sender's address, its port and the round's PSN, and as long as a data packet, or short where the last one was lost.
+    It asks for an acknowledgement, and what goes to all neighbours does not."""
     from scapy.contrib.roce import BTH
     from scapy.layers.l2 import Ether
 
@@ -61,9 +62,14 @@ def test_a_probe_is_valid_rocev2() -> None:
         del again["IP"].chksum, again["IP"].len, again["UDP"].len
         again[BTH].icrc = None
         assert bytes(again) == probe.frame
-        assert packet[BTH].psn == psn
+        assert (packet[BTH].psn, packet[BTH].ackreq) == (psn, 1)
+        assert packet["UDP"].sport == tables.PROBE_PORT + probe.port
         lengths.append(packet["IP"].len)
     assert lengths == [full] * 8 + [full - FABRIC.path_mtu + 16, full] * 16
+    for name, frame in found.to_neighbours([s.name for s in FABRIC.switches]):
+        packet = Ether(signed(frame, 7))
+        assert (packet["IP"].src, packet["UDP"].sport) == (FABRIC.switch(name).address, tables.PROBE_PORT + 7)
+        assert (packet["IP"].len, packet[BTH].ackreq) == (full, 0)
 
 
 def test_hosts_at_switches_in_doubt_are_asked_for_a_sign_of_life() -> None:
@@ -207,6 +213,80 @@ def test_a_cable_in_the_wrong_port_is_named() -> None:
     probe = next(p for p in found.round(["leaf1", "spine1"]) if p.switch == "leaf1")
     words = found.receive("spine2", 1, probe.frame)
     assert "what leaves leaf1:3 arrives at spine2:1, the fabric's file says spine1:1" in words
+
+
+def regular(found: Links, *, cut: frozenset[End] = frozenset(), silent: Collection[str] = ()) -> None:
+    """A regular round: what the last one's probes have brought, less those into some ends, and the next probes.
+
+    silent  switches that do not tell what they have heard"""
+    switches = [switch.name for switch in FABRIC.switches]
+    heard = {name: sum(1 << end.port for link in FABRIC.links for end in link.ends
+                       if end.node == name and end not in cut and {e.node for e in link.ends} <= {*switches})
+             for name in switches if name not in silent}
+    found.hear(heard)
+    assert sorted(name for name, _ in found.to_neighbours(switches)) == sorted(switches)
+
+
+def test_a_regular_round_counts_as_probes_of_single_links_do() -> None:
+    """A link is down with as many of them, no other is, and one that comes through is enough to be up."""
+    found, dead = Links(FABRIC), frozenset([End("spine2", 1)])
+    regular(found)
+    for _ in range(FABRIC.misses - 2):
+        regular(found, cut=dead)
+        assert found.down() == frozenset()
+        assert found.missing().keys() == dead
+    regular(found, cut=dead)
+    assert found.down() == {link_between(FABRIC, "leaf1", "spine2")}
+    regular(found)
+    assert (found.down(), found.missing()) == (frozenset(), {})
+
+
+def test_a_late_answer_of_a_switch_tells_nothing_and_a_second_one_that_all_is_missing() -> None:
+    """The answer after a late one has what came in before, so nothing is lost by it."""
+    found = Links(FABRIC)
+    regular(found)
+    for _ in range(2 * FABRIC.misses):
+        regular(found, silent=["leaf1"])
+        regular(found)
+        assert found.missing() == {}
+    regular(found, silent=["leaf1"])
+    for _ in range(FABRIC.misses - 2):
+        assert found.down() == frozenset()
+        regular(found, silent=["leaf1"])
+    assert found.down() == {link_between(FABRIC, "leaf1", spine) for spine in ("spine1", "spine2")}
+
+
+def test_a_lost_regular_probe_is_followed_by_a_short_one_that_asks_for_an_acknowledgement() -> None:
+    """The controller gets it, so that a link with too small an MTU is told from one that is cut."""
+    found = Links(FABRIC)
+    regular(found)
+    assert not list(found.short_ones([switch.name for switch in FABRIC.switches]))
+    for _ in range(FABRIC.misses):
+        regular(found, cut=frozenset([End("spine2", 1)]))
+        (short,) = found.short_ones([switch.name for switch in FABRIC.switches])
+        assert (short.switch, short.port, len(short.frame)) == ("leaf1", 4, 90)
+        assert found.receive("spine2", 1, short.frame) == ""
+    assert "short probes from leaf1:4 arrive at spine2:1" in found.why_down(link_between(FABRIC, "leaf1", "spine2"))
+    assert not list(found.short_ones(["leaf1", "leaf2", "spine1"]))
+
+
+def test_what_was_never_sent_is_not_missing() -> None:
+    """Neither before the first round, nor over links with an end that was down."""
+    found = Links(FABRIC)
+    found.hear({switch.name: 0 for switch in FABRIC.switches})
+    assert found.missing() == {}
+    assert {name for name, _ in found.to_neighbours(["leaf1", "leaf2", "spine1"])} == {"leaf1", "leaf2", "spine1"}
+    found.hear({"leaf1": 0, "leaf2": 1 << 3, "spine1": 1 << 1 | 1 << 2, "spine2": 0})
+    assert found.missing().keys() == {End("leaf1", 3)}
+
+
+def test_a_regular_probe_that_comes_from_elsewhere_names_the_cable() -> None:
+    """Its switch and port stand in it, for which the switch has no count."""
+    found = Links(FABRIC)
+    frame = dict(found.to_neighbours([switch.name for switch in FABRIC.switches]))["leaf1"]
+    assert found.receive("spine1", 1, signed(frame, 3)) == ""
+    words = found.receive("spine1", 1, signed(frame, 4))
+    assert "what leaves leaf1:4 arrives at spine1:1, the fabric's file says spine2:1" in words
 
 
 @given(st.binary(max_size=200))

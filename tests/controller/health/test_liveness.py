@@ -18,7 +18,7 @@ from netfold.fabric.graph import FabricError
 from netfold.fabric.pools import Exhausted
 from netfold.wire.jobs import AskMissing, Done, Halt, Leave, Plan, RankLeft, Resume, Settled
 from support.cables import Cables, link_between
-from support.controller import BOUND, run, until
+from support.controller import BOUND, MemorySession, run, until
 from support.jobs import Code, Rig, rig
 from support.recovery import all_resume, lose, restart, streams
 
@@ -48,48 +48,104 @@ async def inquiry(r: Rig) -> None:
     await task
 
 
-def test_a_round_of_probes_takes_as_many_turns_of_the_loop_as_it_has_shares(
+def ends_between_switches(r: Rig) -> list[tuple[str, int]]:
+    """Both ends of each link that is probed."""
+    return sorted((end.node, end.port) for link in r.fabric.links for end in link.ends
+                  if {end.node for end in link.ends} <= r.switches.keys())
+
+
+def requests_of(r: Rig, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, str]]:
+    """What the controller sends from now on: the turn of the event loop, the switch, and what is sent."""
+    sent: list[tuple[int, str, str]] = []
+    kind, turn = type(r.switches["leaf1"].sessions[-1]), [0]
+
+    async def count() -> None:
+        while True:
+            turn[0] += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    counting.set_name("turns")
+
+    def noted(name: str) -> None:
+        plain = getattr(kind, name)
+
+        async def note(session: MemorySession, *arguments: object) -> object:
+            sent.append((turn[0], session.switch.name, name))
+            return await plain(session, *arguments)
+
+        monkeypatch.setattr(kind, name, note)
+
+    for name in ("heard", "packet_out_to_neighbours", "packet_out"):
+        noted(name)
+    return sent
+
+
+def test_a_round_of_probes_costs_each_switch_a_question_and_a_frame(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No turn sends more than its share, every probe is sent once, and all that arrive count, though a round of
-    suspects comes between."""
+    """All links are probed by that, both ways; all questions come before the frames, and no turn of the event loop
+    sends more than its share."""
     monkeypatch.setattr("netfold.controller.health.liveness.AT_ONCE", 3)
+    monkeypatch.setattr("netfold.controller.health.links.SAMPLE", 0)
 
     async def story() -> None:
         async with rig(tmp_path) as r:
             Cables(r.fabric, r.switches)
-            liveness, turn, sent = r.controller.liveness, [0], list[tuple[int, str, int]]()
-
-            def noted(name: str) -> None:
-                sends = r.switches[name].sends
-
-                def note(port: int, frame: bytes) -> None:
-                    sent.append((turn[0], name, port))
-                    sends(port, frame)
-
-                r.switches[name].sends = note
-
-            async def count() -> None:
-                while True:
-                    turn[0] += 1
-                    await asyncio.sleep(0)
-
-            for name in r.switches:
-                noted(name)
-            counting = asyncio.create_task(count())
-            await liveness.check()
-            counting.cancel()
-            by_turn = Counter(when for when, *_ in sent)
-            assert max(by_turn.values()) == 3
-            assert sorted((name, port) for _, name, port in sent) == sorted(
-                end for link in r.fabric.links for end in link.ends if {e.node for e in link.ends} <= r.switches.keys())
-            first = asyncio.create_task(liveness.check())
-            await asyncio.sleep(0)
-            await liveness._send({link_between(r.fabric, "leaf2", "spine2")})
-            await first
-            await liveness._listen()
-            assert set(liveness._links.arrived().values()) == {2, 3}
+            liveness, sent = r.controller.liveness, requests_of(r, monkeypatch)
+            for _ in range(3):
+                sent.clear()
+                await liveness.check()
+                kinds = [what for *_, what in sent]
+                assert kinds == ["heard"] * 4 + ["packet_out_to_neighbours"] * 4
+                assert {name for _, name, what in sent if what == "heard"} == set(r.switches)
+                assert max(Counter(when for when, *_ in sent).values()) == 3
+            arrived = sorted((name, port) for name, switch in r.switches.items() for port in range(512)
+                             if switch.heard >> port & 1)
+            assert arrived == ends_between_switches(r)
             assert liveness._links.missing() == {}
+
+    run(story())
+
+
+def test_some_links_have_their_delay_measured_in_each_round_and_all_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A suspect's silence is compared with it.  These probes do not count."""
+    monkeypatch.setattr("netfold.controller.health.links.SAMPLE", 3)
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            Cables(r.fabric, r.switches)
+            liveness, sent = r.controller.liveness, requests_of(r, monkeypatch)
+            ways = [(number, way) for number in liveness._links.probed for way in (0, 1)]
+            for known in (6, 8):
+                sent.clear()
+                await liveness.check()
+                assert [what for *_, what in sent].count("packet_out") == 2 * 3
+                await liveness._listen()
+                assert len([one for one in ways if liveness._links.delay(one) is not None]) == known
+
+    run(story())
+
+
+def test_a_switch_that_tells_nothing_in_time_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the others have heard counts, and they get their probes; what it hears is missing from the second time on.
+    """
+    monkeypatch.setattr("netfold.controller.health.liveness.ANSWER_TIMEOUT", 0.001)
+    monkeypatch.setattr("netfold.controller.health.links.SAMPLE", 0)
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            cables, liveness = Cables(r.fabric, r.switches), r.controller.liveness
+            await liveness.check()
+            monkeypatch.setattr(r.switches["leaf1"].sessions[-1], "heard", asyncio.Event().wait, raising=False)
+            cables.cut.add(link_between(r.fabric, "leaf2", "spine2"))
+            for missing in (set[str](), {"leaf1", "leaf2", "spine2"}):
+                await liveness.check()
+                assert {end.node for end in liveness._links.missing()} == missing
 
     run(story())
 

@@ -14,7 +14,7 @@ import pytest
 
 from netfold.controller.jobs import ticket
 from netfold.controller.serving import StartError
-from netfold.controller.switch import fold_tables
+from netfold.controller.switch import fold_tables, tables
 from netfold.controller.switch.entities import Entry
 from netfold.wire import roce
 from netfold.wire.jobs import Done, Halt, JobEndedEvent, Leave, RankLost, Watch
@@ -275,9 +275,8 @@ def test_entries_that_were_changed_meanwhile_are_not_adopted(tmp_path: Path) -> 
         async with rig(tmp_path) as r:
             plans = await r.together(4)
         leaf = r.switches["leaf1"].state
-        key = next(key for key in leaf if key[0].endswith(".replica"))
-        entry = leaf[key]
-        assert isinstance(entry, Entry)
+        key, entry = next((key, entry) for key, entry in leaf.items()
+                          if isinstance(entry, Entry) and entry.action == tables.REWRITE)
         leaf[key] = msgspec.structs.replace(entry, params=(*entry.params[:-1], (entry.params[-1][0], 99)))
         async with restarted(r) as r:
             error = await refused(r, watching(plans[0]))

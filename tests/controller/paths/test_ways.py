@@ -154,8 +154,8 @@ def test_switches_hold_what_the_handbook_says(leaves: int, spines: int, hosts: i
     """The sums of "What a switch holds" in docs/control-plane.md."""
     fabric = leafspine(leaves, spines, leaves * hosts)
     made = tables.merge([Steering(fabric).base(fabric.graph()), tables.fixed_entries(fabric)])
-    assert {len(made[f"leaf{n}"]) for n in range(1, leaves + 1)} == {3 * hosts + 7 * spines + 3}
-    assert {len(made[f"spine{n}"]) for n in range(1, spines + 1)} == {4 * leaves + 2}
+    assert {len(made[f"leaf{n}"]) for n in range(1, leaves + 1)} == {3 * hosts + 7 * spines + 5}
+    assert {len(made[f"spine{n}"]) for n in range(1, spines + 1)} == {4 * leaves + 4}
 
 
 @pytest.mark.parametrize(("pods", "leaves", "aggs", "cores", "hosts"), [
@@ -166,7 +166,7 @@ def test_switches_of_pods_hold_what_the_handbook_says(
     """The sums of "What a switch holds" in docs/control-plane.md for three tiers."""
     fabric = threetier(pods, leaves, aggs, aggs * cores, pods * leaves * hosts)
     made = tables.merge([Steering(fabric).base(fabric.graph()), tables.fixed_entries(fabric)])
-    sums = {"leaf": 3 * hosts + 7 * aggs + 3, "agg": 5 * leaves + 7 * cores + 3, "spine": 4 * pods + 2}
+    sums = {"leaf": 3 * hosts + 7 * aggs + 5, "agg": 5 * leaves + 7 * cores + 5, "spine": 4 * pods + 4}
     assert {(switch.role, len(made[switch.name])) for switch in fabric.switches} == set(sums.items())
 
 

@@ -94,7 +94,11 @@ def test_numbers_are_the_programs() -> None:
     assert p4["NO_PORT"] == path_tables.NO_PORT == (1 << p4["PORT_BITS"]) - 1
     assert 1 << p4["PORT_BITS"] > CPU_PORT
     assert p4["CPU_FRAME"] == 0, "packet-outs of frames do not name a kind, which is 0 then"
-    assert p4["CPU_PROBE"] == probe.PROBE
+    assert (p4["CPU_PROBE"], p4["CPU_NEIGHBOURS"], p4["CPU_HEARD"]) == (probe.PROBE, probe.NEIGHBOURS, probe.HEARD)
+    assert 8 * len(probe.HEARD_QUESTION) == 1 << p4["PORT_BITS"]
+    assert p4["PROBE_GROUP"] == tables.PROBE_GROUP > slots.MAX_GROUP
+    assert p4["PROBE_PORT"] == tables.PROBE_PORT
+    assert tables.PROBE_PORT % (1 << p4["PORT_BITS"]) == 0
     assert p4["MAX_CHILDREN"] == trees.MAX_CHILDREN
 
 

@@ -11,7 +11,7 @@ from finsy.proto import p4r, rpc_code
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.controller.switch import channel
+from netfold.controller.switch import channel, probe
 from netfold.controller.switch.codec import Codec, CodecError, Count
 from netfold.controller.switch.entities import Entity, Entry, Multicast, state
 from netfold.controller.switch.pipeline import Pipeline
@@ -331,6 +331,41 @@ def test_packets_come_and_go_with_their_ports(tmp_path: Path) -> None:
             await until(lambda: bool(server.received))
             sent = server.received[0].packet
             assert (sent.payload, sent.metadata[0].value, sent.metadata[1].value) == (b"out", b"\x01\x2c", b"\0")
+
+    run(story())
+
+
+def test_the_ports_of_neighbours_that_were_heard_are_asked_for(tmp_path: Path) -> None:
+    """The answer has a bit for each port.  One that comes after nobody waits any more counts with the next."""
+
+    async def story() -> None:
+        server = ScriptedServer()
+        told = iter([1 << 3, 1 << 511 | 1 << 4, 1 << 5])
+
+        def answers(request: p4r.StreamMessageRequest) -> list[p4r.StreamMessageResponse]:
+            kind = request.packet.metadata[1].value
+            assert kind == bytes([probe.HEARD])
+            packet = p4r.PacketIn(payload=next(told).to_bytes(64, "big"))
+            packet.metadata.add(metadata_id=2, value=kind)
+            return [p4r.StreamMessageResponse(packet=packet)]
+
+        server.answers = answers
+        async with session(tmp_path, server) as s:
+            assert await s.heard() == 1 << 3
+            server.answers = lambda request: []
+            waiting = asyncio.create_task(s.heard())
+            await until(lambda: len(server.received) == 2)
+            waiting.cancel()
+            for message in answers(server.received[-1]):
+                await server.to_send.put(message)
+            await until(lambda: bool(s._heard))
+            server.answers = answers
+            assert await s.heard() == 1 << 511 | 1 << 4 | 1 << 5
+            server.answers = lambda request: []
+            await s.packet_out_to_neighbours(b"frame")
+            await until(lambda: len(server.received) == 4)
+            sent = server.received[-1].packet
+            assert (sent.payload, sent.metadata[1].value) == (b"frame", bytes([probe.NEIGHBOURS]))
 
     run(story())
 
