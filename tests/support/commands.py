@@ -142,7 +142,9 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "netfold bench parameter-server --out papers/collectives", "netfold bench simulator --cases folds",
         "netfold bench paths --planner equal_split",
         "netfold bench paths --modes pinned --collectives all_to_all --fail-link 0.15 --silent",
-        "netfold bench rails --out FOLDER", "netfold bench rails --mptcp",
+        "netfold bench rails --out FOLDER",
+        "netfold bench rails --rails innet@a+tcp@b --rates 20mbit,20mbit --algorithm ring -b 64K -e 1M --train 0 "
+        "--series 0 --cuts  --cut-bytes 1M --stall 1 --mptcp --out papers/nezha/multipath-tcp",
         "netfold bench rails --plot STEM --rows FILE",
         "netfold bench rails --rails innet@a+tcp@b --algorithm ring -e 4M --cut-bytes 8M --out papers/nezha",
         "netfold bench rails --rails tcp@a+tcp@b --algorithm ring -e 4M --cut-bytes 8M --out build/tcp-tcp",
@@ -158,6 +160,8 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "netfold bench train --model cnn --ranks 4 --backends gloo,netfold --lane-bits 32,16 --rows rows.json "
         "--figure train"),
     "a paper's figures, minutes; their short forms are in tests/sim": (
+        "netfold sim ethereal --models none --sizes 1,4,16 --states healthy,link is out --schemes "
+        "ethereal,netfold,spray,spray-rr,spray-ideal,reps --seeds 1,2,3 --out papers/ethereal/seeds",
         "netfold sim ethereal --out papers/ethereal", "netfold sim mesh --out papers/collectives",
         "netfold sim ethereal --fabrics unequal-spines-64,unequal-leaves-64 --models none --sizes 1,16 --states "
         "healthy --out papers/ethereal/unequal", "netfold sim netreduce --only beside --out papers/netreduce",
