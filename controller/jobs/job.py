@@ -230,7 +230,8 @@ class Job:
 
     def check_opened(self) -> None:
         """Set ``all_opened`` once no rank is missing there."""
-        if not self.all_opened.is_set() and self.opened and not self.opening:
+        if (not self.all_opened.is_set() and self.opened
+                and len(self.opened) + len(self.left) + len(self.lost) >= self.world and not self.opening):
             self.all_opened.set()
 
     def broadcast(self, event: Event | None, *, but: Collection[int] = ()) -> None:

@@ -295,7 +295,9 @@ class Jobs:
             del job.watchers[request.rank]
             if request.rank not in job.awaited:
                 leaving.settled(job, request.rank)
-            if self._standstill.was_recent:
+            if request.rank in job.left:
+                pass  # nothing is lost with it: the switches need not be asked, by each of thousands of ranks
+            elif self._standstill.was_recent:
                 self._background.begin(self._lose_if_primary(job, request.rank), f"{job}: rank {request.rank} has gone")
             elif not self._closing:
                 self._lose_watched(job, request.rank)

@@ -33,13 +33,13 @@ async def wait_for_others(job: Job, rank: int) -> None:
     job.leaving.add(rank)
     if not job.streams and not job.fell_back:  # the job is not folded
         return
-    if job.departure is None:
-        job.departure = Departure((job.watchers.keys() | job.awaited) - job.left - job.lost.keys())
     departure = job.departure
+    if departure is None:
+        departure = job.departure = Departure((job.watchers.keys() | job.awaited) - job.left - job.lost.keys() - {rank})
+        for other in departure.pending & job.watchers.keys():  # others are asked once they watch (registered)
+            departure.asked.add(other)
+            job.watchers[other].put_nowait(Settle())
     settled(job, rank)
-    for other in (departure.pending & job.watchers.keys()) - departure.asked:
-        departure.asked.add(other)
-        job.watchers[other].put_nowait(Settle())
     if departure.pending:
         if departure.end is None or departure.end.done():
             departure.end = asyncio.create_task(_wait(job, departure), name=f"{job}: ranks leave")

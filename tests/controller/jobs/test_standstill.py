@@ -71,3 +71,29 @@ def test_ranks_that_went_to_a_later_controller_are_not_lost(
                 await until(lambda: bool(job.lost))
 
     run(story())
+
+
+def test_ranks_that_leave_after_a_standstill_cost_the_switches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands that leave would each ask every switch whether another controller has it, for nothing."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watchers = [await r.watch(plan) for plan in plans]
+            for watcher in watchers:
+                watcher.settles = False  # all leave themselves
+            monkeypatch.setattr(Standstill, "was_recent", True)
+            asked = []
+
+            async def confirm() -> None:
+                asked.append(1)
+
+            monkeypatch.setattr(r.controller, "confirm", confirm)
+            await asyncio.gather(*map(r.leave, plans))
+            assert [await watcher.next() for watcher in watchers] == [None] * 4
+            await until(lambda: not r.controller.jobs._background)
+            assert not asked
+
+    run(story())
