@@ -18,13 +18,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
-from netfold.fabric.graph import End
+from netfold.fabric.graph import End, Fabric
 
 if TYPE_CHECKING:
     import networkx as nx
 
-MAX_CHILDREN: Final = 64
-"""MAX_CHILDREN of p4src/sizes.p4: the bits of a slot's bitmap."""
+FEW_CHILDREN: Final = 64
+"""MAX_CHILDREN of p4src/sizes.p4 by default: the bits of a slot's bitmap."""
+MAX_CHILDREN: Final = 256
+"""The same where a switch of the fabric has more neighbours than FEW_CHILDREN (`children_of`)."""
 
 Neighbours = dict[str, list[tuple[str, float]]]
 """The switches beside each switch, in the graph's order, with the rate in bit/s of the first link between them."""
@@ -97,6 +99,17 @@ class Tree:
         for fold in self.folds:
             level[fold.switch] = 1 if fold.parent is None else level[fold.parent] + 1
         return max(level.values())
+
+
+def children_of(fabric: Fabric) -> int:
+    """The number of bits that the bitmaps of a fabric's switches need, FEW_CHILDREN or MAX_CHILDREN: no switch has more
+    children in a tree than neighbours."""
+    beside: dict[str, set[str]] = {}
+    for a, b in (link.ends for link in fabric.links):
+        beside.setdefault(a.node, set()).add(b.node)
+        beside.setdefault(b.node, set()).add(a.node)
+    most = max((len(beside.get(switch.name, ())) for switch in fabric.switches), default=0)
+    return FEW_CHILDREN if most <= FEW_CHILDREN else MAX_CHILDREN
 
 
 def plan(

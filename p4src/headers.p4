@@ -16,7 +16,7 @@ typedef bit<16>         child_t;        // a child's number in its tree, or PARE
 typedef bit<MAX_CHILDREN>  children_t;  // one bit for each child
 typedef bit<32>         epoch_t;
 typedef bit<16>         flow_t;         // a sender's place in flow.p4's register
-typedef bit<128>        slot_state_t;   // slot.p4 names the fields of these two
+typedef bit<(64 + MAX_CHILDREN)>   slot_state_t;   // slot.p4 names the fields of these two
 typedef bit<128>        slot_headers_t;
 
 header ethernet_t {

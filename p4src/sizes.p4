@@ -30,12 +30,15 @@
 
 // One slot holds the words of one packet: 16384 of them are 16 MiB, or 64.  Jobs get disjoint, power-of-two ranges.
 #define SLOTS           16384
-// Children of a switch in one tree at most: a bit for each in a slot's state, beside 64 bits of everything else.
+// Children of a switch in one tree at most: a bit for each in a slot's state, beside 64 bits of everything else.  256
+// (-D MAX_CHILDREN=256) where some switch of the fabric has more than 64 neighbours: wide numbers take more time.
+#ifndef MAX_CHILDREN
 #define MAX_CHILDREN    64
-// Children and parents of all trees through a switch: 256 trees of 16.  Each is sent rewritten packets, and a NIC has an
-// entry more, for what answers it.  Each has a flow; a tree's are next to each other.
-#define CONNECTIONS     4096
-#define FLOWS           16384
+#endif
+// Children and parents of all trees through a switch: 1024 trees of 16, or 64 of 256.  Each is sent rewritten packets, and
+// a NIC has an entry more, for what answers it.  Each has a flow; a tree's are next to each other.
+#define CONNECTIONS     16384
+#define FLOWS           CONNECTIONS
 #define REPLICAS        (2 * CONNECTIONS)
 // Routes: one for each host of the switch itself, and one for each leaf whose packets do not go the default way up.
 #define ROUTES          4096

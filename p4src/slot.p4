@@ -12,15 +12,16 @@
 
 // The fields of slot_state_t, which a register can only hold as one number; controller/switch/probe.py reads them, too.
 // Epoch 0 is never used: a slot of zeros is free.
-#define STATE_EPOCH(state)      state[127:96]
-#define STATE_PSN(state)        state[95:72]
-#define STATE_DONE(state)       state[71:71]        // the words are the result
-#define STATE_MARKED(state)     state[70:70]        // a contribution met congestion (ECN)
-#define STATE_OPERATION(state)  state[69:67]
-#define STATE_ACK_REQ(state)    state[66:66]        // a contribution asks for an acknowledgement
-#define STATE_EMPTY(state)      state[65:65]        // all that came is presence: the words are of an older PSN
-#define STATE_CONTENT(state)    state[64:64]        // the acknowledgement is enough for some children (slot_content)
-#define STATE_BITMAP(state)     state[63:0]         // the children whose contributions are in the words
+#define STATE_FIELD(state, high, low) state[(MAX_CHILDREN + high):(MAX_CHILDREN + low)]
+#define STATE_EPOCH(state)      STATE_FIELD(state, 63, 32)
+#define STATE_PSN(state)        STATE_FIELD(state, 31, 8)
+#define STATE_DONE(state)       STATE_FIELD(state, 7, 7)    // the words are the result
+#define STATE_MARKED(state)     STATE_FIELD(state, 6, 6)    // a contribution met congestion (ECN)
+#define STATE_OPERATION(state)  STATE_FIELD(state, 5, 3)
+#define STATE_ACK_REQ(state)    STATE_FIELD(state, 2, 2)    // a contribution asks for an acknowledgement
+#define STATE_EMPTY(state)      STATE_FIELD(state, 1, 1)    // all that came is presence: the words are of an older PSN
+#define STATE_CONTENT(state)    STATE_FIELD(state, 0, 0)    // the acknowledgement is enough for some children (slot_content)
+#define STATE_BITMAP(state)     state[(MAX_CHILDREN - 1):0] // the children whose contributions are in the words
 #define STATE_OF(epoch, psn, done, marked, operation, ack_req, empty, content, bitmap) \
     epoch ++ psn ++ done ++ marked ++ operation ++ ack_req ++ empty ++ content ++ bitmap
 

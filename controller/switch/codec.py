@@ -83,6 +83,8 @@ class Codec:
             )
             for t in p4info.tables
         ]
+        self._bits = {(action.name, name): bits for action in actions.values()
+                      for name, (_, bits) in action.params.items()}
         self._by_name = {t.name: t for t in tables}
         self._by_id = {t.id: t for t in tables}
         self._counters = {c.preamble.name: c.preamble.id for c in p4info.counters}
@@ -92,6 +94,10 @@ class Codec:
         }
         self._encoded = lru_cache(ENCODED)(self._encode)
         self._decoded = lru_cache(DECODED)(self._decode)
+
+    def bits(self, action: str, param: str) -> int:
+        """The width of an action's parameter.  Raises KeyError."""
+        return self._bits[action, param]
 
     # ---- entities ------------------------------------------------------------------------------------------------
 

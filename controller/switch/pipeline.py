@@ -27,6 +27,7 @@ from cbuild.cache import Cache
 from netfold.controller.switch import bmv2_program
 from netfold.controller.switch.codec import Codec
 from netfold.disk import files
+from netfold.fabric import trees
 from netfold.fabric.graph import Engine, Fabric
 from netfold.wire.roce import PATH_MTU
 
@@ -75,17 +76,19 @@ def program() -> Path:
 
 
 def of_fabric(fabric: Fabric) -> Pipeline:
-    """Compile the fold program for a fabric: for its engine and path MTU, and with faults where any link has some.
-    Raises PipelineError."""
-    return build(fabric.engine, path_mtu=fabric.path_mtu, faults=fabric.faulty)
+    """Compile the fold program for a fabric: for its engine and path MTU, with faults where any link has some, and with
+    room for as many children as a switch has neighbours.  Raises PipelineError."""
+    return build(fabric.engine, path_mtu=fabric.path_mtu, faults=fabric.faulty, children=trees.children_of(fabric))
 
 
 def build(
-    engine: Engine, source: Path | None = None, *, path_mtu: int = PATH_MTU, faults: bool = False
+    engine: Engine, source: Path | None = None, *, path_mtu: int = PATH_MTU, faults: bool = False,
+    children: int = trees.FEW_CHILDREN,
 ) -> Pipeline:
-    """Compile ``source`` (the fold program by default) for an engine and a path MTU, able to inject faults or not.
-    Raises PipelineError."""
-    return _BUILDERS[engine](source or program(), {"PATH_MTU": str(path_mtu), "FAULTS": str(int(faults))})
+    """Compile ``source`` (the fold program by default) for an engine and a path MTU, able to inject faults or not, and
+    with bitmaps of so many children.  Raises PipelineError."""
+    defines = {"PATH_MTU": str(path_mtu), "FAULTS": str(int(faults)), "MAX_CHILDREN": str(children)}
+    return _BUILDERS[engine](source or program(), defines)
 
 
 def _softswitch(source: Path, defines: Defines) -> Pipeline:

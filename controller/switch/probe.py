@@ -18,9 +18,7 @@ HEARD: Final = 3
 HEARD_QUESTION: Final = bytes(64)
 """Payload of that question; the answer has a bit for each port."""
 
-_PROBE: Final = struct.Struct("!I16s16s")
 _PSN: Final = (1 << 24) - 1
-_BITMAP: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -50,27 +48,39 @@ class SlotState:
     """True if some child needs only the acknowledgement."""
 
 
-def question(slot: int) -> bytes:
-    """Payload of the packet-out that asks for a slot's state."""
-    return _PROBE.pack(slot, bytes(16), bytes(16))
+def question(slot: int, children: int) -> bytes:
+    """Payload of the packet-out that asks for a slot's state.
+
+    children  bits of the program's bitmaps
+    """
+    return _layout(children).pack(slot, 0, b"", b"")
 
 
-def answer(payload: bytes) -> tuple[int, SlotState]:
-    """Slot and state in the payload of a packet-in.  Raises ValueError for a payload that is too short."""
-    if len(payload) < _PROBE.size:
-        raise ValueError(f"answer to a probe: expected {_PROBE.size} bytes, got {len(payload)}: {payload.hex()}")
-    slot, *raw = _PROBE.unpack_from(payload)
-    state, headers = (int.from_bytes(number, "big") for number in raw)
+def answer(payload: bytes, children: int) -> tuple[int, SlotState]:
+    """Slot and state in the payload of a packet-in.  Raises ValueError for a payload that is too short.
+
+    children  as above
+    """
+    layout = _layout(children)
+    if len(payload) < layout.size:
+        raise ValueError(f"answer to a probe: expected {layout.size} bytes, got {len(payload)}: {payload.hex()}")
+    slot, state, *raw = layout.unpack_from(payload)
+    bitmap, headers = (int.from_bytes(number, "big") for number in raw)
     return slot, SlotState(
-        epoch=state >> 96,
-        psn=state >> 72 & _PSN,
-        done=bool(state >> 71 & 1),
-        ecn=bool(state >> 70 & 1),
-        bitmap=state & _BITMAP,
-        operation=state >> 67 & 7,
-        ack_req=bool(state >> 66 & 1),
+        epoch=state >> 32,
+        psn=state >> 8 & _PSN,
+        done=bool(state >> 7 & 1),
+        ecn=bool(state >> 6 & 1),
+        bitmap=bitmap,
+        operation=state >> 3 & 7,
+        ack_req=bool(state >> 2 & 1),
         opcode=headers >> 120,
         udp_length=headers >> 96 & 0xFFFF,
-        presence=bool(state >> 65 & 1),
-        content=bool(state >> 64 & 1),
+        presence=bool(state >> 1 & 1),
+        content=bool(state & 1),
     )
+
+
+def _layout(children: int) -> struct.Struct:
+    """Slot, state but for its bitmap, bitmap and headers."""
+    return struct.Struct(f"!IQ{children // 8}s16s")

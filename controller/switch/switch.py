@@ -33,6 +33,7 @@ from netfold.controller.switch.entities import State
 from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.reconcile import Update
+from netfold.controller.switch.tables import CONTRIBUTION
 from netfold.fabric.graph import CPU_PORT
 from netfold.fabric.pools import SLOTS
 
@@ -117,6 +118,7 @@ class Session:
         self._device_id = device_id
         self._pipeline = pipeline
         self._codec = pipeline.codec
+        self._children = self._codec.bits(CONTRIBUTION, "children")
         self._election_number = election_id
         self._election = arbitration.message_of(election_id)
         self._speaks_tls = credentials is not None
@@ -258,7 +260,7 @@ class Session:
 
     def _on_packet(self, fields: dict[str, int], payload: bytes) -> None:
         if fields.get("kind") == probe.PROBE:
-            slot, found = probe.answer(payload)
+            slot, found = probe.answer(payload, self._children)
             for waiting in self._probes[slot]:
                 if not waiting.done():
                     waiting.set_result(found)
@@ -332,7 +334,8 @@ class Session:
             async with self._probing:
                 for _ in range(PROBE_TRIES):
                     if not waiting.done():
-                        await self._packet_out(probe.question(slot), {"kind": probe.PROBE}, f"probe of slot {slot}")
+                        await self._packet_out(probe.question(slot, self._children), {"kind": probe.PROBE},
+                                               f"probe of slot {slot}")
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(PROBE_TIMEOUT):
                             return await asyncio.shield(waiting)

@@ -5,6 +5,7 @@
  * super-packets (a network card sends packet by packet). */
 #include "folds.h"
 
+#include "children.h"
 #include "stream.h"
 #include "trees.h"
 #include "verdict.h"
@@ -14,8 +15,9 @@
 #define PS 1000u          /* picoseconds in a nanosecond, in which streams count */
 
 struct slot {
-    uint64_t bitmap;
+    struct children bitmap;
     uint32_t psn;
+    uint16_t count; /* of the bitmap */
     uint8_t used, done, marked;
 };
 
@@ -187,7 +189,7 @@ static int has(const struct sim *s, const struct packet *p, int above, uint32_t 
     uint32_t node = above ? e->node : e->parent;
     const struct slot *slot = &s->fold->slots[(size_t)node * s->c->fold_slots + (psn & (s->c->fold_slots - 1))];
     if (!slot->used || slot->psn < psn) return 0;
-    return slot->psn > psn || slot->done || (!above && slot->bitmap >> e->place & 1);
+    return slot->psn > psn || slot->done || (!above && children_has(&slot->bitmap, e->place));
 }
 
 /* Notes that data came from one end of an edge, and tells that end what was lost before it (p4src/flow.p4). */
@@ -204,17 +206,18 @@ static void take(struct sim *s, uint32_t node, const struct packet *p, uint32_t 
     const struct fold_node *n = &s->folds->node[node];
     const struct fold_edge *from = &s->folds->edge[p->piece];
     struct slot *slot = &s->fold->slots[(size_t)node * s->c->fold_slots + (psn & (s->c->fold_slots - 1))];
-    uint64_t all = n->count == 64 ? UINT64_MAX : (UINT64_C(1) << n->count) - 1;
     enum slot_age age = !slot->used || slot->psn < psn ? NEWER : slot->psn > psn ? OLDER : SAME;
     int below = p->fold == UP || p->fold == ASK_UP, root = n->up == FOLD_HOST;
-    uint64_t own = below ? UINT64_C(1) << from->place : 0, held = age == SAME ? slot->bitmap : 0;
-    struct verdict v = verdict((enum fold_kind)p->fold, age, age == SAME && slot->done, (held & own) != 0, held == all,
-                               (held | own) == all, root);
-    int marked = p->marked || (age == SAME && slot->marked);
+    struct slot held = age == SAME ? *slot : (struct slot){.used = 1};
+    int seen = below && children_has(&held.bitmap, from->place), adds = below && !seen;
+    struct verdict v = verdict((enum fold_kind)p->fold, age, held.done, seen, held.count == n->count,
+                               held.count + adds == n->count, root);
+    int marked = p->marked || held.marked;
     count(s, &v);
     if (v.outcome == FIRST) {
         s->r.fold_completed += root && v.done;
-        *slot = (struct slot){held | own, psn, 1, v.done, (uint8_t)marked};
+        if (adds) children_add(&held.bitmap, from->place);
+        *slot = (struct slot){held.bitmap, psn, (uint16_t)(held.count + adds), 1, v.done, (uint8_t)marked};
     }
     if (v.to == NOBODY) return;
     if (v.turns == NAK) {

@@ -10,11 +10,12 @@
  * sim/netreduce.py, SWITCHML; this file has none. */
 #include "switchml.h"
 
+#include "children.h"
 #include "trees.h"
 #include "verdict.h"
 
 struct version {
-    uint64_t seen; /* children whose packets are in the sum, until each sends in the other version */
+    struct children seen; /* children whose packets are in the sum, until each sends in the other version */
     uint32_t count, sum;
     uint32_t psn; /* what it sums, which switches do not know: to find sums of two packets in one slot */
     uint8_t done; /* the result is there: the root's own, or from above */
@@ -181,9 +182,9 @@ static void from_below(struct sim *s, uint32_t node, const struct packet *p) {
     struct pool_slot *slot = &s->switchml->pool[(size_t)node * s->c->fold_slots + p->seq % s->c->fold_slots];
     uint32_t which = p->seq / s->c->fold_slots & 1;
     struct version *v = &slot->version[which];
-    uint64_t own = UINT64_C(1) << s->folds->edge[p->piece].place;
+    uint32_t place = s->folds->edge[p->piece].place;
     int root = n->up == FOLD_HOST, whole = 0;
-    if (v->seen & own) {
+    if (children_has(&v->seen, place)) {
         s->r.fold_aliased += v->psn != p->seq;
         if (v->count) { /* others are missing: the packet was not lost, only slow */
             s->r.fold_waited++;
@@ -196,8 +197,8 @@ static void from_below(struct sim *s, uint32_t node, const struct packet *p) {
         }
         return;
     }
-    v->seen |= own;
-    slot->version[!which].seen &= ~own;
+    children_add(&v->seen, place);
+    children_remove(&slot->version[!which].seen, place);
     s->r.fold_first++;
     if (v->count == 0) {
         v->sum = p->sum;
@@ -224,7 +225,7 @@ static void from_below(struct sim *s, uint32_t node, const struct packet *p) {
 static void from_above(struct sim *s, uint32_t node, const struct packet *p) {
     struct version *v = &s->switchml->pool[(size_t)node * s->c->fold_slots + p->seq % s->c->fold_slots]
                              .version[p->seq / s->c->fold_slots & 1];
-    if (!v->seen || v->count || v->done) {
+    if (children_none(&v->seen) || v->count || v->done) {
         s->r.fold_repeated++;
         return;
     }

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from netfold.controller.switch import fold_tables
 from netfold.fabric import routes, trees
-from netfold.fabric.generate import leafspine, threetier
+from netfold.fabric.generate import leafspine, parse, threetier
 from netfold.fabric.graph import Fabric, Link
 from netfold.fabric.pools import Cycle, Exhausted, RandomPool, Slots, runs
 from netfold.fabric.slots import FLOWS, Allocator, Sizes, Stream, holdings, sizes_of
@@ -202,12 +202,21 @@ def test_where_leaves_are_cabled_to_each_other_trees_stay_at_the_spines() -> Non
 
 
 def test_more_children_than_the_bitmap_are_refused_with_figures() -> None:
-    """64 hosts under a leaf fold, 65 do not."""
-    fabric = leafspine(1, 0, 65)
+    """256 leaves under a spine fold, 257 do not."""
+    fabric = leafspine(257, 1, 257)
     names = [host.name for host in fabric.hosts]
-    assert len(trees.plan(fabric.graph(), names[:64])[0].folds[0].children) == 64
-    with pytest.raises(NoTree, match="leaf1 would fold 65 children, expected at most 64"):
+    assert len(trees.plan(fabric.graph(), names[:256])[0].folds[0].children) == 256
+    with pytest.raises(NoTree, match="spine1 would fold 257 children, expected at most 256"):
         trees.plan(fabric.graph(), names)
+
+
+@pytest.mark.parametrize(("text", "children"), [
+    ("leafspine,1,0,64", 64), ("leafspine,1,0,65", 256), ("leafspine,2,2,124", 64), ("leafspine,2,2,126", 256),
+    ("leafspine,64,2,64", 64), ("leafspine,65,2,65", 256), ("leafspine,2,16,4,uplinks=" + ":".join(["9"] * 16), 64),
+])
+def test_bitmaps_are_as_wide_as_the_switch_with_the_most_neighbours_needs(text: str, children: int) -> None:
+    """Hosts and switches count, links side by side do not: 64 bits, and 256 where that is too few."""
+    assert trees.children_of(parse(text)) == children
 
 
 def test_a_rank_without_a_link_is_named() -> None:

@@ -362,21 +362,22 @@ BELOW = [
 
 @pytest.fixture
 def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
-    """Parameters: whether the switch is the tree's root; whether packets may grow."""
-    root, grows = request.param
-    made = Scene(root=root, grows=grows)
+    """Parameters: True if the switch is the tree's root; True if packets may grow; bits of the program's bitmaps."""
+    root, grows, children = request.param
+    made = Scene(root=root, grows=grows, children=children)
     yield made
     made.close()
 
 
-@pytest.mark.parametrize("scene", [(True, True), (False, True)], ids=["root", "leaf"], indirect=True)
+@pytest.mark.parametrize("scene", [(True, True, 64), (False, True, 64), (False, True, 256)],
+                         ids=["root", "leaf", "leaf of many"], indirect=True)
 @pytest.mark.parametrize("rule", [*BOTH, contributions_that_do_not_fit_are_dropped], ids=lambda rule: rule.__name__)
 def test_a_switch_keeps_its_rules(scene: Scene, rule: Callable[[Scene], None]) -> None:
     """The rule's docstring says which."""
     rule(scene)
 
 
-@pytest.mark.parametrize("scene", [(False, True)], ids=["leaf"], indirect=True)
+@pytest.mark.parametrize("scene", [(False, True, 64)], ids=["leaf"], indirect=True)
 @pytest.mark.parametrize("rule", BELOW, ids=lambda rule: rule.__name__)
 def test_a_leaf_keeps_its_rules_towards_its_parent(scene: Scene, rule: Callable[[Scene], None]) -> None:
     """The rule's docstring says which."""
@@ -396,7 +397,8 @@ def test_a_question_becomes_a_packet_of_any_path_mtu(path_mtu: int) -> None:
 
 
 @pytest.mark.needs("bmv2")
-@pytest.mark.parametrize("scene", [(True, False), (False, False)], ids=["root", "leaf"], indirect=True)
+@pytest.mark.parametrize("scene", [(True, False, 64), (False, False, 64), (False, False, 256)],
+                         ids=["root", "leaf", "leaf of many"], indirect=True)
 def test_bmv2_keeps_the_same_rules_byte_for_byte(scene: Scene, tmp_path: Path) -> None:
     """All rules one after another on one switch; the same frames leave BMv2's ports."""
     for rule in [*BOTH, *([] if scene.root else BELOW), contributions_that_do_not_fit_are_dropped]:

@@ -210,9 +210,9 @@ def a_slot_says_what_it_holds(s: Scene) -> None:
     index = s.stream.bases[s.here.name] + (psn & s.stream.slots - 1)
 
     def state() -> SlotState:
-        s.engine.packet_out((CPU_PORT << 7 | PROBE).to_bytes(2, "big") + question(index))
+        s.engine.packet_out((CPU_PORT << 7 | PROBE).to_bytes(2, "big") + question(index, s.children))
         assert s.engine.take() == []
-        return answer(s.engine.events.pop().data[2:])[1]
+        return answer(s.engine.events.pop().data[2:], s.children)[1]
 
     present(s, 0, psn)
     assert (state().bitmap.bit_count(), state().presence, state().content) == (1, True, False)
@@ -290,14 +290,15 @@ def no_lanes_and_some_do_not_meet(s: Scene) -> None:
 
 @pytest.fixture
 def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
-    """Parameters: whether the switch is the tree's root; whether packets may grow."""
-    root, grows = request.param
-    made = Scene(root=root, nics=False, grows=grows)
+    """Parameters: True if the switch is the tree's root; True if packets may grow; bits of the program's bitmaps."""
+    root, grows, children = request.param
+    made = Scene(root=root, nics=False, grows=grows, children=children)
     yield made
     made.close()
 
 
-@pytest.mark.parametrize("scene", [(True, True), (False, True)], ids=["root", "leaf"], indirect=True)
+@pytest.mark.parametrize("scene", [(True, True, 64), (False, True, 64), (False, True, 256)],
+                         ids=["root", "leaf", "leaf of many"], indirect=True)
 @pytest.mark.parametrize(
     "rule", [*ANYWHERE, lanes_and_presence_meet, a_slots_packets_keep_their_reth, a_slot_says_what_it_holds],
     ids=lambda rule: rule.__name__)
@@ -306,13 +307,14 @@ def test_a_switch_keeps_its_rules_without_lanes(scene: Scene, rule: Callable[[Sc
     rule(scene)
 
 
-@pytest.mark.parametrize("scene", [(False, True)], ids=["leaf"], indirect=True)
+@pytest.mark.parametrize("scene", [(False, True, 64)], ids=["leaf"], indirect=True)
 def test_a_leaf_takes_presence_only_where_nobody_wants_lanes(scene: Scene) -> None:
     """Whatever its parent says, no child gets a partial sum for the result."""
     presence_from_above_is_no_result(scene)
 
 
-@pytest.mark.parametrize("scene", [(True, False), (False, False)], ids=["root", "leaf"], indirect=True)
+@pytest.mark.parametrize("scene", [(True, False, 64), (False, False, 64), (False, False, 256)],
+                         ids=["root", "leaf", "leaf of many"], indirect=True)
 @pytest.mark.slow
 def test_where_no_packet_can_grow_some_lanes_and_none_do_not_meet(scene: Scene) -> None:
     """The program as it is compiled for BMv2."""
@@ -321,7 +323,8 @@ def test_where_no_packet_can_grow_some_lanes_and_none_do_not_meet(scene: Scene) 
 
 
 @pytest.mark.needs("bmv2")
-@pytest.mark.parametrize("scene", [(True, False), (False, False)], ids=["root", "leaf"], indirect=True)
+@pytest.mark.parametrize("scene", [(True, False, 64), (False, False, 64), (False, False, 256)],
+                         ids=["root", "leaf", "leaf of many"], indirect=True)
 def test_bmv2_keeps_the_same_rules_without_lanes(scene: Scene, tmp_path: Path) -> None:
     """All rules one after another on one switch; the same frames leave BMv2's ports."""
     below = [] if scene.root else [presence_from_above_is_no_result]

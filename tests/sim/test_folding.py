@@ -8,6 +8,7 @@ import itertools
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from netfold.fabric.trees import MAX_CHILDREN
 from netfold.host.innet.slot_switch import Nak
 from netfold.sim import packet
 from netfold.sim.folding import FoldRules, beside, fold
+from netfold.sim.netreduce import SWITCHML
 from netfold.sim.packet import PacketOutcome, Transport, simulate
 from netfold.sim.placement import SCHEMES
 from netfold.sim.topology import Topology, leaf_spine
@@ -185,6 +188,19 @@ def test_every_sum_is_complete_once_and_runs_repeat(loss, seed, size, fabric, cr
     _assert_kept(again[0], fabric.size, -(-size // EXACT.mtu))
     assert again[0].counts == again[1].counts
     assert again[0].time == again[1].time
+
+
+@pytest.mark.parametrize("ranks", [65, MAX_CHILDREN])
+@pytest.mark.parametrize("rules", [FoldRules(slots=64), replace(SWITCHML, slots=64)], ids=["NetFold", "SwitchML"])
+def test_a_switch_sums_as_many_children_as_a_tree_may_have(ranks: int, rules: FoldRules) -> None:
+    """Each has a place of its own in the switch's memory of who has contributed."""
+    fabric = leaf_spine(hosts=ranks, leaves=1, spines=1)
+    work, folds = fold(fabric, range(ranks), 20 * EXACT.mtu, machines=False, most=1)
+    outcome = simulate(fabric, work, PINNED, transport=EXACT, folds=folds, loss=0.01, seed=3, deadline=100, rules=rules)
+    assert outcome.unfinished == 0
+    assert outcome.counts["fold_completed"] >= 20
+    assert outcome.counts["fold_results"] == ranks * outcome.counts["fold_completed"]
+    assert outcome.counts["fold_wrong"] == 0
 
 
 @pytest.mark.parametrize(("loss", "most", "repeats"), [(0.01, 1.04, 1.2), (0.05, 1.25, 1.3)])

@@ -19,6 +19,8 @@ from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.reconcile import Update
 from netfold.controller.switch.switch import PacketIn, Session, SwitchError
+from netfold.controller.switch.tables import CONTRIBUTION
+from netfold.fabric.trees import FEW_CHILDREN
 from netfold.wire import roce
 
 T = TypeVar("T")
@@ -250,7 +252,7 @@ class ScriptedServer(p4r_grpc.P4RuntimeServicer):
 
 
 def tiny_p4info() -> p4i.P4Info:
-    """One table with an exact and a longest-prefix key, one action, one counter, both packet headers."""
+    """One table with an exact and a longest-prefix key, its action, a contribution, one counter and packet headers."""
     info = p4i.P4Info()
     table = info.tables.add(size=8)
     table.preamble.id, table.preamble.name = 0x02000001, "In.t"
@@ -260,6 +262,9 @@ def tiny_p4info() -> p4i.P4Info:
     action = info.actions.add()
     action.preamble.id, action.preamble.name = 0x01000001, "In.go"
     action.params.add(id=1, name="where", bitwidth=16)
+    contribution = info.actions.add()
+    contribution.preamble.id, contribution.preamble.name = 0x01000002, CONTRIBUTION
+    contribution.params.add(id=1, name="children", bitwidth=FEW_CHILDREN)
     counter = info.counters.add(size=4)
     counter.preamble.id, counter.preamble.name = 0x12000001, "In.seen"
     for name, field in (("packet_in", "ingress_port"), ("packet_out", "egress_port")):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from netfold.controller.switch.entities import Entry
 from netfold.controller.switch.pipeline import BMV2_DEFINES
+from netfold.fabric import trees
 from netfold.wire import roce
 from softswitch.compiler.driver import compile_file
 from softswitch.engine import entities, linking, local
@@ -17,10 +18,13 @@ PROGRAM = Path(__file__).resolve().parents[2] / "p4src" / "netfold.p4"
 
 
 @cache
-def library(path_mtu: int = roce.PATH_MTU, *, bmv2: bool = False, faults: bool = False) -> Path:
+def library(
+    path_mtu: int = roce.PATH_MTU, *, bmv2: bool = False, faults: bool = False, children: int = trees.FEW_CHILDREN
+) -> Path:
     """The program for a path MTU, compiled once for all tests; ``bmv2``: as it is compiled for BMv2; ``faults``: with
-    faults that can be injected."""
-    defines = {"PATH_MTU": str(path_mtu), "FAULTS": str(int(faults)), **(BMV2_DEFINES if bmv2 else {})}
+    faults that can be injected; ``children``: bits of its bitmaps."""
+    defines = {"PATH_MTU": str(path_mtu), "FAULTS": str(int(faults)), "MAX_CHILDREN": str(children),
+               **(BMV2_DEFINES if bmv2 else {})}
     return linking.build(compile_file(PROGRAM, defines=defines))
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -16,10 +15,9 @@ from netfold.controller.switch import bmv2_program, fold_tables, pipeline, table
 from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast
 from netfold.fabric import slots, trees
 from netfold.fabric.generate import leafspine
-from netfold.fabric.graph import CPU_PORT
+from netfold.fabric.graph import CPU_PORT, Fabric, Link
 from netfold.wire import roce
-from softswitch.compiler.driver import compile_file
-from softswitch.engine import entities, linking, local
+from softswitch.engine import entities, local
 from support.nic_packets import ACK, SEQUENCE, Packet, Rc, icrc_holds
 from support.program import PROGRAM, library, native
 from support.wires import write
@@ -39,25 +37,34 @@ def lanes(value: int, size: int = FULL) -> bytes:
 TOTAL = lanes(0x010101)
 
 
-@cache
-def as_on_bmv2() -> Path:
-    """The program with what it is told about BMv2, compiled once."""
-    return linking.build(compile_file(PROGRAM, defines=pipeline.BMV2_DEFINES))
+def one_leaf(hosts: int, path_mtu: int = FULL) -> Fabric:
+    """A leaf alone.  Those with more hosts than generated ones may have take them from two leaves."""
+    if hosts <= 254:
+        return leafspine(1, 0, hosts, path_mtu=path_mtu)
+    two = leafspine(2, 1, hosts, path_mtu=path_mtu)
+    links = [Link(f"{host.name}:0", f"leaf1:{port}") for port, host in enumerate(two.hosts, 1)]
+    return msgspec.structs.replace(two, switches=two.switches[:1], links=tuple(links))
 
 
 class Scene:
-    """One switch of a tree: the NICs of ranks 0 and 1 hang on it, and rank 2's windowed end point.
+    """One switch of a tree: the NICs of ranks 0 and 1 hang on it, and the windowed end points of the others.
 
+    ranks  that hang on it
     nics   False: ranks 0 and 1 are windowed as well
-    root   whether it is the tree's root; otherwise rank 3 hangs on another leaf, and a spine folds both
+    root   whether it is the tree's root; otherwise one more rank hangs on another leaf, and a spine folds both
     grows  False: the program as it is compiled for BMv2
     path_mtu  of that program; payloads may be shorter
+    children  bits of its bitmaps
     """
 
-    def __init__(self, *, root: bool, nics: bool = True, grows: bool = True, path_mtu: int = FULL) -> None:
-        self.root, self.grows = root, grows
-        fabric = leafspine(1, 0, 3, path_mtu=path_mtu) if root else leafspine(2, 1, 6, path_mtu=path_mtu)
-        names = ["h1", "h2", "h3"] if root else ["h1", "h2", "h3", "h4"]
+    def __init__(
+        self, *, root: bool, nics: bool = True, grows: bool = True, path_mtu: int = FULL,
+        children: int = trees.FEW_CHILDREN, ranks: int = 3,
+    ) -> None:
+        fabric = one_leaf(ranks, path_mtu) if root else leafspine(2, 1, 2 * ranks, path_mtu=path_mtu)
+        children = max(children, trees.children_of(fabric))
+        self.root, self.grows, self.children = root, grows, children
+        names = [f"h{number + 1}" for number in range(ranks if root else ranks + 1)]
         hosts = tuple(msgspec.structs.replace(host, rdma=True) for host in fabric.hosts)
         self.fabric = fabric = msgspec.structs.replace(fabric, hosts=hosts)
         graph = fabric.graph()
@@ -73,13 +80,14 @@ class Scene:
         fold = self.fold = stream.tree.fold(leaf)
         assert fold.is_root == root
         ports = {child.rank: child.port for child in fold.children}
-        self.ports = [ports[place] for place in range(3)]
+        self.ports = [ports[place] for place in range(ranks)]
         self.here = fabric.switch(leaf)
         wanted = tables.merge([tables.fixed_entries(fabric), Steering(fabric).base(graph),
                                fold_tables.fold_entries(fabric, self.hosts, stream)])
         self.entities: list[Entity] = [e for e in wanted[leaf] if not (isinstance(e, Entry) and e.is_default)]
         self.entities = [e for e in self.entities if not (isinstance(e, Entry) and e.rate)]
-        self.engine = local.LocalEngine.open(library(path_mtu) if grows else as_on_bmv2(), cpu_port=CPU_PORT)
+        self.engine = local.LocalEngine.open(library(path_mtu, bmv2=not grows, children=children),
+                                             cpu_port=CPU_PORT)
         for entity in self.entities:
             write(self.engine, entity)
         self.at = stream.psn
@@ -217,7 +225,8 @@ def compare_with_bmv2(scene: Scene, folder: Path) -> None:
     groups = [entities.Multicast(e.group, e.replicas) for e in scene.entities if isinstance(e, Multicast)]
     sessions = [entities.CloneSession(e.session, ((e.port, 0),)) for e in scene.entities
                 if isinstance(e, Clone) and e.port < ports]
-    with Bmv2(PROGRAM, folder, ports=ports, defines=pipeline.BMV2_DEFINES, work=bmv2_program.lighten) as bmv2:
+    defines = {**pipeline.BMV2_DEFINES, "MAX_CHILDREN": str(scene.children)}
+    with Bmv2(PROGRAM, folder, ports=ports, defines=defines, work=bmv2_program.lighten) as bmv2:
         bmv2.replicate(groups, sessions)
         for entity in scene.entities:
             if isinstance(entity, Entry):

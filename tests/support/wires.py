@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 
 from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast
+from netfold.fabric import trees
 from netfold.fabric.graph import CPU_PORT, End, Fabric
 from netfold.host.native.library import Origin
 from netfold.wire import roce
@@ -61,7 +62,7 @@ class Wires(abc.ABC):
 
     def __init__(self, fabric: Fabric, network: TerribleNetwork, *, bmv2: bool = False) -> None:
         self.fabric, self.network = fabric, network
-        self.library = library(fabric.path_mtu, bmv2=bmv2)
+        self.library = library(fabric.path_mtu, bmv2=bmv2, children=trees.children_of(fabric))
         self.hosts = list(fabric.hosts)
         self.engines = {s.name: local.LocalEngine.open(self.library, cpu_port=CPU_PORT) for s in fabric.switches}
         self.ends = {end: far for link in fabric.links for end, far in (link.ends, link.ends[::-1])}

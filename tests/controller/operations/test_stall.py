@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 import random
 from collections.abc import Callable, Iterable
@@ -24,6 +25,7 @@ from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.switch import SwitchError
 from netfold.fabric import slots, trees
 from netfold.fabric.generate import leafspine
+from netfold.fabric.trees import FEW_CHILDREN, MAX_CHILDREN
 from netfold.plain_console import Terminal
 from netfold.rpc.rpc import Unreachable
 from netfold.wire import stalls
@@ -35,30 +37,32 @@ from support.slots import fold
 EMPTY = SlotState(0, 0, False, False, 0)
 
 
-def packed(slot: int, state: SlotState) -> bytes:
+def packed(slot: int, state: SlotState, children: int = FEW_CHILDREN) -> bytes:
     """A probe as the switch answers it, field by field: epoch 32 | PSN 24 | done 1 | ECN 1 | operation 3 |
-    acknowledgement asked for 1 | presence 1 | content 1 | bitmap 64, then opcode 8 | 0 8 | UDP length 16 | RETH 96."""
+    acknowledgement asked for 1 | presence 1 | content 1 | bitmap of the children, then opcode 8 | 0 8 | UDP length 16 |
+    RETH 96."""
     bits = f"{state.epoch:032b}{state.psn:024b}{state.done:b}{state.ecn:b}{state.operation:03b}{state.ack_req:b}"
-    bits += f"{state.presence:b}{state.content:b}{state.bitmap:064b}"
+    bits += f"{state.presence:b}{state.content:b}{state.bitmap:0{children}b}"
     bits += f"{state.opcode:08b}{0:08b}{state.udp_length:016b}{0:096b}"
-    return slot.to_bytes(4, "big") + int(bits, 2).to_bytes(32, "big")
+    return slot.to_bytes(4, "big") + int(bits, 2).to_bytes(24 + children // 8, "big")
 
 
 @given(st.integers(0, 2**32 - 1), st.builds(
     SlotState, st.integers(0, 2**32 - 1), st.integers(0, 2**24 - 1), st.booleans(), st.booleans(),
-    st.integers(0, 2**64 - 1), st.integers(0, 7), st.booleans(), st.integers(0, 255), st.integers(0, 2**16 - 1),
+    st.integers(0, 2**256 - 1), st.integers(0, 7), st.booleans(), st.integers(0, 255), st.integers(0, 2**16 - 1),
     st.booleans(), st.booleans(),
-))
-def test_states_are_read_as_the_program_lays_them_out(slot: int, state: SlotState) -> None:
+), st.sampled_from([FEW_CHILDREN, MAX_CHILDREN]))
+def test_states_are_read_as_the_program_lays_them_out(slot: int, state: SlotState, children: int) -> None:
     """Every field of an answer comes from its own bits, whatever follows the probe."""
-    assert probe.answer(packed(slot, state) + b"padding") == (slot, state)
-    assert probe.question(slot) == packed(slot, EMPTY)
+    state = dataclasses.replace(state, bitmap=state.bitmap & (1 << children) - 1)
+    assert probe.answer(packed(slot, state, children) + b"padding", children) == (slot, state)
+    assert probe.question(slot, children) == packed(slot, EMPTY, children)
 
 
 def test_an_answer_that_is_cut_short_is_an_error() -> None:
     """The error says how many bytes came."""
     with pytest.raises(ValueError, match="expected 36 bytes, got 19"):
-        probe.answer(bytes(19))
+        probe.answer(bytes(19), FEW_CHILDREN)
 
 
 def answers_of(
@@ -69,7 +73,7 @@ def answers_of(
     def answers(request: p4r.StreamMessageRequest) -> list[p4r.StreamMessageResponse]:
         kind = next(m.value for m in request.packet.metadata if m.metadata_id == 2)
         assert int.from_bytes(kind, "big") == probe.PROBE
-        slot, _ = probe.answer(request.packet.payload)
+        slot, _ = probe.answer(request.packet.payload, FEW_CHILDREN)
         if slot in lose:
             lose.remove(slot)
             return []
