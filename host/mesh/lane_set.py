@@ -108,13 +108,15 @@ class Lanes:
         return self.source_ports.split(peer, nbytes, lanes=1, mtu=CUT_BYTES)
 
     def ports_to(self, peer: int) -> Sequence[int]:
-        """TCP source ports for the connection for messages to a peer, to be tried in this order; empty: any."""
+        """TCP source ports for the connection for messages to a peer, to be tried in this order; empty: any.
+
+        A path with one name, as that of sprayed packets, leaves it to its lane: two connections cannot have it."""
         if self.planned is None:
             return ()
         if self._expected is not None or not self._adopted:
             self._ask(self.planned, self._expected or ANY)
-        ports = self.source_ports.ports_to(peer)
-        return tcp_ports(ports[(self._operations.plan.rank + peer) % len(ports)]) if ports else ()
+        paths = [names for port in self.source_ports.ports_to(peer) if len(names := tcp_ports(port)) > 1]
+        return paths[(self._operations.plan.rank + peer) % len(paths)] if paths else ()
 
     def _ask(self, planned: PathSource, wanted: Collective) -> None:
         """Takes the paths of a collective, where there are newer ones."""

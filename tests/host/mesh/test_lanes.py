@@ -56,8 +56,9 @@ def test_a_message_is_cut_by_its_weights() -> None:
             assert [(last - first) * 4 // LONG for _, first, last in parts] == [2, 1], "3/4 and 1/4 of whole pages"
 
 
-def test_what_is_to_be_sprayed_leaves_by_one_port() -> None:
-    """Without a controller: one lane to each peer, whole messages, by the port that the leaves spray."""
+def test_what_is_to_be_sprayed_leaves_by_one_port(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a controller: one lane to each peer, whole messages, by the port that the leaves spray; nobody else takes
+    it, so that no warning comes."""
 
     def plans(rank: int) -> PathSource:
         return OnePort(Plan("loop", 1, rank, 2, [Peer(r, "", "") for r in range(2)], []), roce.PATH_PORT)
@@ -68,6 +69,7 @@ def test_what_is_to_be_sprayed_leaves_by_one_port() -> None:
             (lane,) = mesh.posted.lanes.of[1 - mesh.rank].out.values()
             assert lane.socket is not None
             assert lane.socket.getsockname()[1] in tcp_ports(roce.PATH_PORT)
+    assert not caplog.records
 
 
 def test_long_and_short_messages_keep_their_order() -> None:
