@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Explains the time that BMv2 takes for a packet: instructions of small programs, and a linear model fitted to them.
 
-    python bench/scripts/bmv2_cost.py [--packets 100 300] [--only small|fold]
+    python bench/scripts/bmv2_cost.py [--packets 100 300] [--only small|fold|least]
 
 Each program forwards frames of the same kind and does something more of one thing: bytes of headers, fields of
 metadata, steps of an action, tables and so on.  simple_switch_grpc runs it under valgrind (callgrind), which counts
 instructions: other load on the machine changes none of them.  A program runs twice, with fewer and with more frames,
 and what one frame takes is the difference; so starting costs nothing.  Least squares over all programs give what each
-thing costs; the whole fold is counted beside them.  The second column is the same without the functions that make text
+thing costs; the whole fold is counted beside them, and the smallest program that still folds correctly
+(least_fold.p4).  The second column is the same without the functions that make text
 for BMv2's log: where the log is compiled in, it makes that text even if nothing logs.  Needs simple_switch_grpc,
 p4c-bm2-ss and valgrind.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import queue
 import re
 import socket
 import struct
@@ -27,11 +29,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+import grpc
 import msgspec
 import numpy as np
+from finsy.proto import p4r, p4r_grpc
 
 from netfold.bench.harness.switch_process import BOUND
 from netfold.controller.controller import Controller
+from netfold.controller.switch import pipeline
 from netfold.fabric.generate import leafspine
 from netfold.topo.network.switches import Bmv2Switch, find_program, notifications
 from netfold.wire import roce
@@ -182,6 +187,14 @@ class Counted:
                    if any(name in line for name in LOG_TEXT) and "'2" not in line)
         return int(total[1]), text
 
+    def expect_sums(self, frames: int, path_mtu: int) -> None:
+        """Raises SystemExit where not all sums of so many contributions have left by both ports."""
+        sums = struct.pack(f"!{path_mtu // 4}I", *range(0, path_mtu // 2, 2))
+        for port in PORTS:
+            left = (self.folder / f"{port}_out.pcap").read_bytes().count(sums)
+            if not frames // 2 - IN_FLIGHT <= left <= frames // 2:
+                raise SystemExit(f"port {port}: expected {frames // 2} sums, got {left}: the switch did not fold")
+
 
 Each = tuple[float, float]
 """Instructions for one packet, with and without text for the log."""
@@ -209,6 +222,53 @@ def small(shape: Shape, packets: Sequence[int]) -> Each:
     return each(found[0], found[1], packets)
 
 
+LEAST = Path(__file__).with_name("least_fold.p4")
+LEAST_STREAMS = {
+    host: RankStream(peer, qp, 0, 0xC000, 1, 64, peer, 0xC000)
+    for host, peer, qp in (("10.0.1.1", "10.0.1.2", 0x100), ("10.0.1.2", "10.0.1.1", 0x200))
+}
+"""What its two ranks send, by address."""
+LEAST_GROUPS = {1: (1, 2), 2: (1,), 3: (2,)}
+"""Its multicast groups, with the ports that also number the ranks: both, and either."""
+
+
+def configure(address: str, compiled: pipeline.Pipeline) -> None:
+    """Load a program without tables to be filled, and its multicast groups, over P4Runtime."""
+    election = p4r.Uint128(low=1)
+    with grpc.insecure_channel(address) as channel:
+        stub = p4r_grpc.P4RuntimeStub(channel)
+        asked = queue.SimpleQueue[p4r.StreamMessageRequest | None]()
+        asked.put(p4r.StreamMessageRequest(
+            arbitration=p4r.MasterArbitrationUpdate(device_id=1, election_id=election)))
+        stream = stub.StreamChannel(iter(asked.get, None), wait_for_ready=True, timeout=BOUND)
+        next(iter(stream))
+        config = p4r.ForwardingPipelineConfig(p4info=compiled.p4info, p4_device_config=compiled.device_config)
+        stub.SetForwardingPipelineConfig(p4r.SetForwardingPipelineConfigRequest(
+            device_id=1, election_id=election, config=config,
+            action=p4r.SetForwardingPipelineConfigRequest.VERIFY_AND_COMMIT))
+        groups = [p4r.MulticastGroupEntry(multicast_group_id=group, replicas=[
+            p4r.Replica(egress_port=port, instance=port) for port in ports]) for group, ports in LEAST_GROUPS.items()]
+        stub.Write(p4r.WriteRequest(device_id=1, election_id=election, updates=[
+            p4r.Update(type=p4r.Update.INSERT, entity=p4r.Entity(
+                packet_replication_engine_entry=p4r.PacketReplicationEngineEntry(multicast_group_entry=group)))
+            for group in groups]))
+        asked.put(None)  # until then this is the primary controller
+
+
+def least(packets: Sequence[int]) -> Each:
+    """The cost of one packet in the smallest fold.  Raises SystemExit where its results are not the sums."""
+    found, path_mtu, compiled = [], 1024, pipeline.build("bmv2", LEAST)
+    for number in packets:
+        with tempfile.TemporaryDirectory() as scratch:
+            switch = Counted(Path(scratch), None)
+            configure(switch.address, compiled)
+            switch.send([(port, contribution(stream, host, 1 + n, path_mtu)) for n in range(number // 2)
+                         for port, (host, stream) in zip(PORTS, LEAST_STREAMS.items(), strict=True)])
+            found.append(switch.end())
+            switch.expect_sums(number, path_mtu)
+    return each(found[0], found[1], packets)
+
+
 def contribution(stream: RankStream, source: str, psn: int, path_mtu: int) -> bytes:
     """A rank's frame with a whole path MTU."""
     inner = roce.BTH.pack(roce.Opcode.WRITE_ONLY, 0, roce.PKEY_WINDOWED, stream.peer_qp, psn)
@@ -226,7 +286,7 @@ def contribution(stream: RankStream, source: str, psn: int, path_mtu: int) -> by
 async def fold(path_mtu: int, packets: Sequence[int]) -> Each:
     """The cost of one packet in the whole fold: two ranks under one switch send every PSN, and get every result.
     Raises SystemExit where these are not the sums."""
-    found, sums = [], struct.pack(f"!{path_mtu // 4}I", *range(0, path_mtu // 2, 2))
+    found = []
     for number in packets:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
@@ -244,10 +304,7 @@ async def fold(path_mtu: int, packets: Sequence[int]) -> Each:
                           for port, stream, host in zip(PORTS, streams, fabric.hosts, strict=True)]
                 await asyncio.to_thread(switch.send, frames)
             found.append(switch.end())
-            for port in PORTS:
-                left = (folder / f"{port}_out.pcap").read_bytes().count(sums)
-                if not number // 2 - IN_FLIGHT <= left <= number // 2:
-                    raise SystemExit(f"port {port}: expected {number // 2} sums, got {left}: the switch did not fold")
+            switch.expect_sums(number, path_mtu)
     return each(found[0], found[1], packets)
 
 
@@ -255,13 +312,16 @@ def main() -> None:
     """Measure all programs, fit the model, and print both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packets", type=int, nargs=2, default=(100, 300), metavar="N", help="frames of the two runs")
-    parser.add_argument("--only", choices=("small", "fold"))
+    parser.add_argument("--only", choices=("small", "fold", "least"))
     options = parser.parse_args()
-    if options.only != "small":
+    if options.only in (None, "least"):
+        of = least(options.packets)
+        print(f"{of[0] / 1e3:8.1f} {of[1] / 1e3:8.1f}  thousand  the smallest fold, path MTU 1024", flush=True)
+    if options.only in (None, "fold"):
         for path_mtu in roce.PATH_MTUS:
             of = asyncio.run(fold(path_mtu, options.packets))
             print(f"{of[0] / 1e3:8.1f} {of[1] / 1e3:8.1f}  thousand  the whole fold, path MTU {path_mtu}", flush=True)
-    if options.only == "fold":
+    if options.only not in (None, "small"):
         return
     found = []
     for shape in PROGRAMS:
