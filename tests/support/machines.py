@@ -87,7 +87,7 @@ class Machines:
         found = []
         for file in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
-                line = file.read_bytes().replace(b"\0", b" ").decode()
+                line = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 if "pytest" not in line and any(part in line for part in PARTS):
                     found.append(line)
         return found
