@@ -35,8 +35,9 @@ from netfold.fabric import generate
 from netfold.fabric.graph import Switch
 from netfold.wire.jobs import Join, Plan, Resume, Watch
 
-FABRICS: Final = ("leafspine,2,2,8", "leafspine,32,16,128", "leafspine,464,16,928", "threetier,32,16,16,256,8192")
-"""4, 48 and 480 switches, and a fat tree of 32 ports, with 1,280."""
+FABRICS: Final = ("leafspine,2,2,8", "leafspine,32,16,128", "leafspine,464,16,928", "threetier,32,16,16,256,8192",
+                  "threetier,64,32,32,1024,65536")
+"""4, 48 and 480 switches, and fat trees of 32 and 64 ports, with 1,280 and 5,120."""
 QUICK: Final = FABRICS[:1]
 RANKS: Final = 64
 """Most ranks of the job, spread over the fabric's hosts."""
