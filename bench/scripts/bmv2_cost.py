@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import queue
 import re
@@ -160,6 +161,14 @@ class Counted:
              "0", "--", "--grpc-server-addr", self.address, "--cpu-port", "510"],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
+    def __enter__(self) -> Counted:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._running.poll() is None:  # something has failed
+            self._running.kill()
+            self._running.wait(BOUND)
+
     def send(self, frames: Sequence[tuple[int, bytes]]) -> None:
         """Hand frames in at their ports; as many leave, of the same size, by any port."""
         size = 0
@@ -216,9 +225,9 @@ def small(shape: Shape, packets: Sequence[int]) -> Each:
                        stderr=subprocess.DEVNULL)
         found = []
         for number in packets:
-            switch = Counted(folder, program)
-            switch.send([(1 + n % 2, bytes(16 + 256 * shape.words)) for n in range(number)])
-            found.append(switch.end())
+            with Counted(folder, program) as switch:
+                switch.send([(1 + n % 2, bytes(16 + 256 * shape.words)) for n in range(number)])
+                found.append(switch.end())
     return each(found[0], found[1], packets)
 
 
@@ -259,8 +268,7 @@ def least(packets: Sequence[int]) -> Each:
     """The cost of one packet in the smallest fold.  Raises SystemExit where its results are not the sums."""
     found, path_mtu, compiled = [], 1024, pipeline.build("bmv2", LEAST)
     for number in packets:
-        with tempfile.TemporaryDirectory() as scratch:
-            switch = Counted(Path(scratch), None)
+        with tempfile.TemporaryDirectory() as scratch, Counted(Path(scratch), None) as switch:
             configure(switch.address, compiled)
             switch.send([(port, contribution(stream, host, 1 + n, path_mtu)) for n in range(number // 2)
                          for port, (host, stream) in zip(PORTS, LEAST_STREAMS.items(), strict=True)])
@@ -288,10 +296,10 @@ async def fold(path_mtu: int, packets: Sequence[int]) -> Each:
     Raises SystemExit where these are not the sums."""
     found = []
     for number in packets:
-        with tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as running:
             folder = Path(scratch)
             fabric = leafspine(1, 0, 2, engine="bmv2", rundir=folder, path_mtu=path_mtu)
-            switch = Counted(folder, None)
+            switch = running.enter_context(Counted(folder, None))
             here = msgspec.structs.replace(fabric.switches[0], grpc=switch.address)
             fabric = msgspec.structs.replace(fabric, probe=0, lease=BOUND, switches=(here,))
             async with Controller(fabric, start_timeout=BOUND) as controller:
