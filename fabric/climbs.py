@@ -166,14 +166,14 @@ class LeafSets:
             self.above[switch], self._reached[switch] = above, reached
         self._distances: dict[str, dict[str, int]] = {}
         self._hops: dict[str, tuple[tuple[NextHop, ...], Mapping[str, tuple[NextHop, ...]]]] = {}
-        """What `hops` has said of the whole fabric."""
+        """The answers of `hops` about the whole fabric, by switch."""
 
     def _at_most(self, switch: str, climbed: int) -> int:
         reached = self._reached[switch]
         return reached[min(climbed, len(reached) - 1)]
 
     def hops(self, switch: str) -> tuple[tuple[NextHop, ...], Mapping[str, tuple[NextHop, ...]]]:
-        """What `default` and `apart` say: that of the whole fabric where nothing that it follows from differs."""
+        """The answers of `default` and `apart`: those of the whole fabric if nothing differs on which they depend."""
         whole = self.climbs.whole
         if self is not whole and self.leaves == whole.leaves and (
                 self.up[switch] is self.climbs.up[switch] and self.down[switch] is self.climbs.down[switch]

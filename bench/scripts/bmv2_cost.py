@@ -236,7 +236,7 @@ LEAST_STREAMS = {
     host: RankStream(peer, qp, 0, 0xC000, 1, 64, peer, 0xC000)
     for host, peer, qp in (("10.0.1.1", "10.0.1.2", 0x100), ("10.0.1.2", "10.0.1.1", 0x200))
 }
-"""What its two ranks send, by address."""
+"""The streams of its two ranks, by address."""
 LEAST_GROUPS = {1: (1, 2), 2: (1,), 3: (2,)}
 """Its multicast groups, with the ports that also number the ranks: both, and either."""
 

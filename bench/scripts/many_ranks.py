@@ -30,7 +30,7 @@ from netfold.wire.jobs import MAX_WORLD, Event, Join, Leave, Plan, Settle, Settl
 from netfold.wire.roce import UDP_PORT, UDP_PORTS
 
 SECONDS = 900.0
-"""Of any step."""
+"""Most seconds of a step."""
 
 
 async def timed(what: str, work: Callable[[], Awaitable[Any]]) -> Any:

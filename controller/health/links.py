@@ -119,7 +119,7 @@ class Links:
         """Sequence number -> time at which that round of probes was sent; the latest rounds only."""
         self._delays: dict[Direction, deque[float]] = {one: deque(maxlen=DELAYS) for one in self._directions}
         self._frames: dict[str, bytes] = {}
-        """What switches send to all their neighbours, as far as it was made already."""
+        """The probes to all neighbours that were made so far, by switch."""
         self._turns = cycle(sorted(self._allowed_misses))
         """The links whose delays are to be measured next."""
 

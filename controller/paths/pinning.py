@@ -97,11 +97,11 @@ class Class(NamedTuple):
     """Leaves to which the same paths lead."""
 
     whole: int
-    """Those that do with nothing down."""
+    """The paths that lead there with nothing down."""
     reach: int
-    """Those that do now."""
+    """The paths that lead there now."""
     connections: int
-    """Those that TCP may take."""
+    """The paths that TCP may take."""
     leaves: int
     """The leaves' bits."""
 

@@ -103,12 +103,12 @@ class Steering:
         self.names = path_names(self.whole, self._climbs)
         """The numbers of paths."""
         self._pinned: dict[str, tuple[tuple[pinning.Name, ...], ...]] = {}
-        """What each switch that has a choice pins, in a fabric that `plans_quickly`."""
+        """The pins of each switch that has a choice, in a fabric that `plans_quickly`."""
         if self._climbs is not None and self.plans_quickly:
             self._pinned = {switch: pinning.names_of(self._climbs, self.names, switch)
                             for switch in self._climbs.tier if len(self._climbs.up[switch]) > 1}
         self._usual: dict[str, pinning.Pins] = {}
-        """What they pin with nothing down: one object for switches that pin the same."""
+        """Their pins with nothing down: one object for switches that pin the same."""
         self._alike: dict[tuple[tuple[int, Ports], ...], pinning.Pins] = {}
         self._blocks = {} if self._climbs is None else self._climbs.block_of
         self.tables = PathTables(fabric, {switch: {line.hop.node for line in lines} for switch, lines in above.items()},
