@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures folds beside each other: two jobs at once on the same hosts, several ranks on a machine, new groups.
+"""Measures folds beside each other: two jobs at once on the same hosts, and new groups.
 
     python bench/scripts/beside.py                     # all, a minute or two
     python bench/scripts/beside.py --only jobs --rate 1gbit --mib 16 --calls 5
-    python bench/scripts/beside.py --only machines --members 1,2,4
     python bench/scripts/beside.py --only groups,mesh --hosts 8 --group-count 64
 
 jobs      each of two jobs with a rank on every host alone, then both at once: MiB of tensor a second and rank
 idle      an allreduce of 4 KiB and of a large tensor beside a job on the same hosts that does nothing, and without it:
           what it costs that the kernel tells the jobs' packets apart
-machines  an allreduce with so many ranks on every host, beside one rank
 groups    a job's ranks make so many groups of half of them, one after the other; seconds from the first call until all
           have folded once
 mesh      the controller plans so many groups of two ranks, which are all that one dimension of a mesh has: seconds from
@@ -54,12 +52,11 @@ if TYPE_CHECKING:
 def main() -> None:
     """Measure what was asked for, in a sandbox; as a rank: do what a rank does."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="jobs,idle,machines,groups,mesh", help="some of %(default)s")
+    parser.add_argument("--only", default="jobs,idle,groups,mesh", help="some of %(default)s")
     parser.add_argument("--rate", default="1gbit", help="of each link")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--mib", type=int, default=16, help="of a tensor")
     parser.add_argument("--calls", type=int, default=5, help="timed ones")
-    parser.add_argument("--members", default="1,2,4", help="ranks a host")
     parser.add_argument("--group-count", type=int, default=64)
     parser.add_argument("--rank", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -77,7 +74,7 @@ def main() -> None:
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
     fabric = leafspine(2, 2, options.hosts, rate=options.rate, rundir=sandbox.rundir())
     with Network(fabric, logs=logs) as network:
-        measures = {"jobs": two_jobs, "idle": beside_idle, "machines": machines, "groups": made, "mesh": mesh}
+        measures = {"jobs": two_jobs, "idle": beside_idle, "groups": made, "mesh": mesh}
         for name in options.only.split(","):
             measures[name](network, options)
 
@@ -131,18 +128,6 @@ def rate(found: list[dict[str, Any]], options: argparse.Namespace) -> float:
     """MiB a second of a job, by its slowest rank's median call."""
     assert all(one["rail"] == "innet" for one in found), found
     return float(options.mib / max(statistics.median(one["seconds"]) for one in found))
-
-
-def machines(network: Network, options: argparse.Namespace) -> None:
-    """Print the time with several ranks a host beside one."""
-    first = 0.0
-    for members in map(int, options.members.split(",")):
-        hosts = [host for host in network.fabric.hosts for _ in range(members)]
-        found = results(launch(network, options, f"of{members}", "sums", hosts=hosts))
-        seconds = max(statistics.median(one["seconds"]) for one in found)
-        first = first or seconds
-        print(f"machines: {members} ranks on each of {options.hosts}: {1e3 * seconds:.1f} ms, {seconds / first:.2f} "
-              f"of one rank's, by {found[0]['rail']}", flush=True)
 
 
 def made(network: Network, options: argparse.Namespace) -> None:
