@@ -18,7 +18,7 @@ from netfold.demo import report as reports
 from netfold.demo import train, turns
 from netfold.demo.report import AllreduceTime, NicTotals, Traffic, TreeTotals
 from netfold.demo.train import LaneBits, TrainingResult, TrainingSpec
-from netfold.topo.processes.allreduce_rank import RankSetup, Timing, TimingCommand
+from netfold.topo.processes.allreduce_rank import RankSetup, Timing, TimingCommand, program
 from netfold.topo.processes.failures import RankFailed
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _time_allreduce(network: Network, way: str, elements: int, lane_bits: LaneBi
     """Seconds of one allreduce on the slowest rank, the mean of several.  Raises RankFailed."""
     setup = RankSetup(len(network.fabric.hosts), [way], lane_bits, timeout=TIMING_SECONDS / 3)
     words = [msgspec.json.encode(word).decode() for word in (setup, _command(way, elements))]
-    ranks = network.launch([sys.executable, "-m", "netfold.topo.processes.allreduce_rank", *words], job=f"timing-{way}")
+    ranks = network.launch([*program(setup.algorithms), *words], job=f"timing-{way}")
     return max(msgspec.json.decode(lines[-1], type=Timing).seconds for lines in ranks.wait(TIMING_SECONDS))
 
 

@@ -34,7 +34,7 @@ from netfold.host.job_secret import draw
 from netfold.host.operation.rail import folds
 from netfold.host.operation.reduction import ReduceOp, Reduction
 from netfold.topo.network import sandbox
-from netfold.topo.processes.allreduce_rank import PlainPeers, RankSetup, Timing, TimingCommand
+from netfold.topo.processes.allreduce_rank import PlainPeers, RankSetup, Timing, TimingCommand, program
 from netfold.wire import roce
 from netfold.wire.jobs import LANE_BITS, Peer
 
@@ -414,7 +414,7 @@ def _group_of(name: str) -> str:
 def _command(spec: AllreduceSpec, algorithms: Sequence[str], *, controller: bool = True) -> list[str]:
     setup = RankSetup(spec.ranks, list(algorithms), spec.lane_bits, spec.seed, spec.timeout, controller,
                       spec.reduction.op, spec.reduction.element)
-    return [sys.executable, "-m", "netfold.topo.processes.allreduce_rank", msgspec.json.encode(setup).decode()]
+    return [*program(algorithms), msgspec.json.encode(setup).decode()]
 
 
 def _environment(bridge: Bridge, rank: int) -> dict[str, str]:

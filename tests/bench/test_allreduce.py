@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import subprocess
 import sys
@@ -160,6 +162,16 @@ def test_what_folds_shares_a_communicator() -> None:
     beside = RankSetup(4, ["auto", "ring"])
     assert allreduce_rank._kind("auto", beside) != allreduce_rank._kind("ring", beside)
     assert allreduce_rank._kind("auto", RankSetup(4, ["auto"], controller=False)) == "plain"
+
+
+@pytest.mark.parametrize(("algorithms", "needs_torch"), [(["gloo"], True), (["innet", "ring"], False)])
+def test_ranks_of_gloo_share_one_import_of_torch(algorithms: list[str], needs_torch: bool) -> None:
+    """Their program, and no other's, imports torch at its top: what is there a fork server imports for all ranks."""
+    spec = importlib.util.find_spec(allreduce_rank.program(algorithms)[-1])
+    assert spec is not None
+    assert spec.origin is not None
+    tops = [top for top in ast.parse(Path(spec.origin).read_text()).body if isinstance(top, ast.Import)]
+    assert ("torch.distributed" in {alias.name for top in tops for alias in top.names}) == needs_torch
 
 
 @pytest.mark.parametrize("there", [True, False])

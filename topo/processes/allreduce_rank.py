@@ -14,7 +14,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
 import msgspec
@@ -289,5 +289,15 @@ def _own(algorithm: str) -> str | None:
     return {"auto": None, "verbs": None, "roce": "ring"}.get(algorithm, algorithm)
 
 
-if __name__ == "__main__":
+def program(algorithms: Collection[str]) -> list[str]:
+    """The command of ranks that time these algorithms; a `RankSetup` comes next."""
+    return [sys.executable, "-m", f"netfold.topo.processes.{'gloo_rank' if 'gloo' in algorithms else 'allreduce_rank'}"]
+
+
+def main() -> None:
+    """Be a rank, as the arguments say."""
     serve(msgspec.json.decode(sys.argv[1], type=RankSetup), sys.argv[2:] or sys.stdin)
+
+
+if __name__ == "__main__":
+    main()
