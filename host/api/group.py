@@ -214,10 +214,11 @@ class Group(GroupFacts, DataMovement):
         ranks.check_rank(root, "root")
         array = np.asarray(array)
         reduction = reduction_of(op, array, dtype)
-        if algorithm == INNET:
-            check_way(ranks, algorithm, reduction, PLAIN)
-        ranks.dispatch.rows.check(algorithm, REDUCE, reduction)
         coding = self._coding.asked(array, op, reduction.element, None, None, None, False, reproducible)
+        lanes = PLAIN if coding.reproducible else coding
+        if algorithm == INNET:
+            check_way(ranks, algorithm, reduction, lanes)
+        ranks.dispatch.rows.check(algorithm, REDUCE, reduction, lanes)
         result = result_of(array.shape, array, out) if self.rank == root else None
         if coding.reproducible:
             exact.check(ranks.dispatch)

@@ -82,7 +82,7 @@ def refusal(ranks: Members, coding: Coding) -> str:
     if coding.reproducible:
         return "reductions are reproducible, and made in several stages"
     # several rails would each carry a part of a whole array, and make the two calls one after the other
-    return ranks.dispatch.rows.refusal
+    return ranks.dispatch.rows.joins_nothing
 
 
 def all_gather(ranks: Members, coding: Coding, array: Array, out: Array, following: Callable[[], Next]) -> bool:

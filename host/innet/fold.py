@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
+from msgspec import structs
+
 from netfold.host.client.fold_control import NO_CONTROLLER, FoldControl
 from netfold.host.errors import NetFoldError
 from netfold.host.innet.abi import DATA, FoldOperation
@@ -207,14 +209,16 @@ class FoldRail(FoldLoop):
             self._lost = error if isinstance(error, NetFoldError) else NetFoldError(f"cut off by {error!r}")
 
     @property
-    def rows_refusal(self) -> str:
-        """Why ``collect`` carries nothing; empty where it does."""
-        return "ranks with RDMA NICs fold allreduces alone" if self._plan.verb == "send" else ""
+    def joins_nothing(self) -> str:
+        """As of a ``FoldingRail``."""
+        return "beside ranks with RDMA NICs all send lanes both times" if self._plan.verb == "send" else ""
 
     def collect(self, request: RowsRequest) -> None:
         """Carries a collective of rows: those of the ranks that fold together, in their order.  Raises what
         ``allreduce`` raises."""
         reduction = request.reduction
+        if self._plan.verb == "send" and reduction is None:  # bytes and zeros add up in lanes of any width
+            request = structs.replace(request, coding=Coding(self._lane_bits))
         divisor = float(self._plan.world) if reduction is not None and reduction.op == "average" else 1.0
         with self._turn:
             if self._lost is not None:

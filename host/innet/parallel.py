@@ -137,8 +137,8 @@ class ParallelFold:
         """As of a ``FoldRail`` of windowed ranks."""
         return folds(reduction.op, reduction.element)
 
-    rows_refusal = ""
-    """Empty: the rail carries rows."""
+    joins_nothing = ""
+    """Empty: an exchange is worth it."""
 
     def collect(self, request: RowsRequest) -> None:
         """Carries a collective of rows, or a barrier.  Raises what ``allreduce`` raises."""

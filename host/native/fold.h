@@ -20,9 +20,10 @@
  * the other those down
  *
  * Who contributes nothing to a packet sends presence, a header without lanes; who wants nothing says so, and gets such
- * a header as the acknowledgement.  So sequence numbers, windows, history and losses are those of an allreduce.  Of a
- * reduce all rows but the root's are empty, of a broadcast as well.  Rows take turns, some packets of each, so that all
- * links are used at any time:
+ * a header as the acknowledgement.  So sequence numbers, windows, history and losses are those of an allreduce.  In a
+ * job with RC queue pairs there is no presence: all send lanes, such that change nothing, and leave alone what they do
+ * not want.  Of a reduce all rows but the root's are empty, of a broadcast as well.  Rows take turns, some packets of
+ * each, so that all links are used at any time:
  *
  *   row 0: pieces 0 .. 14 | row 1: pieces 0 .. 14 | ... | row 0: pieces 15 .. 29 | ...
  *
@@ -110,7 +111,7 @@ typedef struct {        /* what is to be done, and how: first what no operation 
     uint32_t rank, root;      /* this rank among those that fold; of a reduce or a broadcast */
     int32_t dtype, reduction; /* nf_dtype, nf_reduction; for bytes that are moved, a code of what they hold, above it */
     uint32_t called;     /* what the caller's elements are, where they are another dtype: for the signature alone */
-    uint32_t lane_bits;  /* 32; or 16 or 8 for sums and averages of float32 */
+    uint32_t lane_bits;  /* 32; or 16 or 8 for sums and averages of float32, and for bytes */
     uint32_t stochastic; /* narrow lanes are rounded stochastically, by a generator of this key */
     uint32_t key;
     float divisor;      /* of results of float32 */

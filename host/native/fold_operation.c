@@ -106,7 +106,6 @@ static const char *refusal_of_rows(const nf_fold *f, const nf_operation *op) {
     if (!op->rows != (op->collective == NF_BARRIER)) return "expected rows, but for a barrier";
     if (gathers(op) != (op->dtype == NF_BYTES)) return "what is gathered or broadcast are bytes, and nothing else";
     if (op->residual || op->reduction == NF_SATURATED) return "error feedback and saturation are an allreduce's";
-    if (f->trees[0].channels[NF_DATA_STREAM].plan.message) return "a job with RC queue pairs has allreduce alone";
     if (!op->gathered_rows != (op->collective != NF_EXCHANGE))
         return "expected an exchange to gather, and nothing else";
     if (!within(f, op->rows, op->count) || !within(f, op->gathered_rows, op->gathered_bytes))
@@ -121,13 +120,13 @@ static const char *refusal(const nf_fold *f, const nf_operation *op) {
     if (why) return why;
     if (op->collective == NF_ALLREDUCE && (op->rows || op->dtype == NF_BYTES || op->out_first))
         return "an allreduce is of the whole tensor, of numbers";
-    bool adds = op->reduction == NF_SUM || op->reduction == NF_AVERAGE;
+    bool adds = op->reduction == NF_SUM || op->reduction == NF_AVERAGE, narrow = op->lane_bits != 32;
     if (op->lane_bits != 32 && op->lane_bits != 16 && op->lane_bits != 8) return "expected lanes of 32, 16 or 8 bits";
-    if (op->lane_bits != 32 && (op->dtype != NF_FLOAT32 || !adds))
+    if (narrow && op->dtype != NF_BYTES && (op->dtype != NF_FLOAT32 || !adds))
         return "narrow lanes are for sums and averages of float32";
-    if (op->lane_bits != 32 && nf_levels(f->world, op->lane_bits) == 0)
+    if (narrow && op->dtype != NF_BYTES && nf_levels(f->world, op->lane_bits) == 0)
         return "8-bit lanes hold the sum of 127 ranks at most: use 16 bits";
-    if (op->residual && op->lane_bits == 32) return "error feedback is for narrow lanes";
+    if (op->residual && !narrow) return "error feedback is for narrow lanes";
     if (op->reduction == NF_SATURATED && op->dtype != NF_INT32) return "saturating sums are of int32";
     return NULL;
 }

@@ -138,7 +138,7 @@ nf_header nf_payload_header(const nf_fold *f, const nf_channel *c, uint64_t i) {
 
 nf_header nf_payload_own_header(const nf_fold *f, const nf_channel *c, uint64_t i) {
     nf_header h = nf_payload_header(f, c, i);
-    if (c->kind == NF_AGREEMENT_STREAM || !f->op.rows) return h;
+    if (c->kind == NF_AGREEMENT_STREAM || !f->op.rows || c->plan.message) return h; /* as NICs send it: always lanes */
     h.content = contributes(f, number_of(f, &f->trees[c->tree], i));
     if (h.content || f->no_presence) return h;
     h.presence = true;
@@ -326,7 +326,7 @@ void nf_payload_read(nf_fold *f, const nf_channel *c, uint64_t i, const uint8_t 
         return;
     }
     if (f->op.rows) {
-        read_row(f, tr->first + i, payload);
+        if (!contributes(f, tr->first + i)) read_row(f, tr->first + i, payload);
         return;
     }
     uint64_t first = (tr->first + i) * f->piece;

@@ -172,8 +172,9 @@ class FoldingRail(Rail, Protocol):
         """The operations, bytes and retransmissions of ``stats``, which may be read on any thread, at any time."""
 
     @property
-    def rows_refusal(self) -> str:
-        """Why ``collect`` carries nothing, for people to read; empty where it does."""
+    def joins_nothing(self) -> str:
+        """Why a reduce_scatter and an all_gather take as long at once as one after the other; empty where they do not.
+        """
 
     def prepare(self, request: AllreduceRequest) -> RepeatedKind | None:
         """Prepares the kind of a request that has just been carried, for ``repeat``; None where it has to go through

@@ -238,8 +238,9 @@ class OpenRail:
 
     @property
     def carries_rows(self) -> bool:
-        """True if its switches carry a ``RowsRequest``."""
-        return isinstance(self._rail, FoldRail) and not self._rail.rows_refusal
+        """True if its switches carry a ``RowsRequest`` in whatever lanes; beside RDMA NICs lanes have the job's width.
+        """
+        return isinstance(self._rail, FoldRail) and not self._rail.joins_nothing
 
     def collect(self, request: RowsRequest) -> None:
         """Carries a collective of rows through its switches.  Raises RailDown where the rail was closed."""

@@ -260,8 +260,7 @@ class Dispatch:
             self.foresee(request)
         if self.rows.reduce_scatter(request, pieces):
             return
-        if (self.switches is None or self.switches.rows_refusal) and self._choose_scatter(request) == INNET:
-            # These give the whole sum to every rank in one multicast: all links are as busy as one.
+        if self.switches is None and request.algorithm == INNET:  # several rails: their sums are of the whole
             whole = np.empty(source.shape, native(source))
             self.allreduce(structs.replace(request, out=whole, algorithm=INNET))
             out[...] = whole.reshape(-1)[mine].reshape(out.shape)
@@ -410,33 +409,15 @@ class Dispatch:
             return INNET
         if (algorithm or hosts.algorithm) != AUTO or self._rails is not None:
             return algorithm
-        return self._cheapest(request, "allreduce")
-
-    def _choose_scatter(self, request: AllreduceRequest) -> str:
-        """INNET, or "ring" between the hosts, where the switches carry no rows, but sums of the whole.
-
-        A ring moves (N-1)/N of the tensor over a link, folding all of it: the more ranks, the less that matters beside
-        the ring's N-1 steps.  Several rails cannot fold a part: there it is the ring of the first one.
-        """
-        algorithm, switches, auto = request.algorithm, self.switches, self.hosts.algorithm == AUTO
-        if algorithm is None and switches is not None and switches.takes(request.reduction, request.coding):
-            if self._always or (auto and request.coding.lane_bits != 32):
-                return INNET
-            if auto:
-                return self._cheapest(request, "reduce_scatter")
-        return algorithm or "ring"
+        reduction, nbytes = request.reduction, request.nbytes
+        what = f"{reduction.op} of {nbytes // reduction.dtype.itemsize} x {reduction.said}"
+        return hosts.choice(nbytes, what, folded=nbytes).algorithm
 
     def _sure(self, lane_bits: int) -> bool:
         """True if a reduction that can be folded is folded without comparing costs."""
         if self._always or self.switches is None:
             return True
         return self.hosts.algorithm == AUTO and (lane_bits != 32 or self.switches.suffices)
-
-    def _cheapest(self, request: AllreduceRequest, collective: Collective) -> str:
-        reduction, nbytes = request.reduction, request.nbytes
-        what = f"{reduction.op} of {nbytes // reduction.dtype.itemsize} x {reduction.said}"
-        what = what if collective == "allreduce" else f"{collective}, {what}"
-        return self.hosts.choice(nbytes, what, folded=nbytes, collective=collective).algorithm
 
 
 def _as_asked(coding: Coding) -> str:

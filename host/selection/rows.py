@@ -54,14 +54,21 @@ class RowsDispatch:
     @property
     def refusal(self) -> str:
         """Why the switches carry no rows in this job; empty where they do."""
-        return self._why if self._switches is None else self._switches.rows_refusal
+        return self._why if self._switches is None else ""
+
+    @property
+    def joins_nothing(self) -> str:
+        """Why ``exchange`` is not worth it in this job, over one rail; empty where it is."""
+        return self._why if self._switches is None else self._switches.joins_nothing
 
     @property
     def joins(self) -> bool:
         """True if ``exchange`` may run both at once in this job."""
-        return not self.refusal or self._hosts.joins
+        return not self.joins_nothing or self._hosts.joins
 
-    def check(self, algorithm: str | None, known: Collection[str], reduction: Reduction | None = None) -> None:
+    def check(
+        self, algorithm: str | None, known: Collection[str], reduction: Reduction | None = None, coding: Coding = PLAIN
+    ) -> None:
         """Raises ValueError for an algorithm that is neither one of ``known`` nor "innet", or where the switches cannot
         do what they are asked for."""
         if algorithm != INNET:
@@ -70,7 +77,7 @@ class RowsDispatch:
             raise ValueError(
                 f"algorithm='innet': the switches do not carry this: {self.refusal}; expected one of {', '.join(known)}"
             )
-        elif reduction is not None and not self._takes(reduction, PLAIN):
+        elif reduction is not None and not self._takes(reduction, coding):
             raise ValueError(f"algorithm='innet': {reduction.op} of {reduction.element} does not fold")
 
     # ---- collectives -------------------------------------------------------------------------------------------------
@@ -192,7 +199,7 @@ class RowsDispatch:
     ) -> bool:
         """True if the switches carry it; the same on all ranks.  May measure."""
         switches, hosts = self._switches, self._hosts
-        if switches is None or switches.rows_refusal or algorithm not in (None, INNET):
+        if switches is None or algorithm not in (None, INNET):
             return False
         if request is not None and not self._takes(request.reduction, request.coding):
             return False

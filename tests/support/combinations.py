@@ -43,7 +43,6 @@ Each cell is the result of a call in a test, which also checks the sums.
 
 - *folds*: the switches carried it on every rank, by the default choice.
 - *between the hosts*: it went over TCP; `comm.explain()` has the reason.
-- *folds in part*: the switches carried one of two calls.
 - *folds, made anew*: the group's calls are refused by name after the change; a new group of the ranks folds.
 
 `.venv/bin/python tests/support/combinations.py` generates this page, and `tests/test_combinations.py` checks it.
@@ -250,10 +249,6 @@ BY_NAME: Final[dict[str, Callable[[Group], object]]] = {
     "lanes of 8 bits, error feedback": lambda group: group.allreduce(
         own(0), algorithm="innet", lane_bits=8, feedback=np.zeros(ROWS, np.float32)),
     "saturating sum of int32": lambda group: group.allreduce(own(0, "int32"), algorithm="innet", saturate=True),
-    "reduce": lambda group: group.reduce(own(0), algorithm="innet"),
-    "all_gather": lambda group: group.all_gather(own(0), algorithm="innet"),
-    "broadcast": lambda group: group.broadcast(own(0), algorithm="innet"),
-    "barrier": lambda group: group.barrier(algorithm="innet"),
 }
 """Calls that do not fold everywhere, asked to by name: refused before anything is sent."""
 

@@ -127,7 +127,7 @@ class MemoryFold:
     name = "innet"
     narrows = True
     retransmissions = 0
-    rows_refusal = "a test"
+    joins_nothing = "a test"
     shared_memory_rate = 0.0
     suffices = False
 

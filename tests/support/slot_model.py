@@ -332,14 +332,15 @@ def fold(
 def make_fabric(
     layout: list[Layout], network: TerribleNetwork, *, trees: int = 1, slots: int = 64, psn: int = 0,
     weights: Sequence[float] = (), max_run: int = 60, path_mtu: int = roce.PATH_MTU, credits: Credits | None = None,
-    presence: bool = True,
+    presence: bool = True, message: int = 0,
 ) -> Fabric:
-    """A fabric with a core for every rank that the layout names."""
+    """A fabric with a core for every rank that the layout names; ``message``: as beside RC queue pairs."""
     world = count_ranks(layout)
     cores = [
         Core(
             address(rank), world, plan_trees(rank, world, trees=trees, slots=slots, psn=psn, weights=weights),
             port=udp_port(rank), max_run=max_run, path_mtu=path_mtu, credits=credits, presence=presence,
+            message=message,
         )
         for rank in range(world)
     ]

@@ -87,7 +87,7 @@ class VerbsJob:
         """The ranks' reports of queue pairs in error."""
         self.connections = 0
         """How often all ranks have connected."""
-        self._barrier = threading.Barrier(world)
+        self._barrier = threading.Barrier(world, timeout=60)
         self._pairs: dict[int, list[OwnPairs]] = {}
         self._missing: dict[int, Waits] = {}
         self._round = 0

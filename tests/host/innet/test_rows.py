@@ -47,7 +47,8 @@ def carry(fabric: Fabric, operations: Sequence[Operation]) -> None:
 @given(st.data())
 def test_every_collective_is_exact_whatever_the_network_does(data: st.DataObject) -> None:
     """All kinds one after another, on the same streams: any dtype, uneven and empty rows, any root, one to three trees
-    of one to three levels, both path MTUs, with and without presence, losses, repeats and packets out of order."""
+    of one to three levels, both path MTUs, with and without presence, in jobs with RC queue pairs and without, losses,
+    repeats and packets out of order."""
     layout = data.draw(st.sampled_from(LAYOUTS))
     world = count_ranks(layout)
     loss = data.draw(st.sampled_from([0.0, 0.05]))
@@ -56,7 +57,7 @@ def test_every_collective_is_exact_whatever_the_network_does(data: st.DataObject
     fabric = make_fabric(
         layout, network, trees=data.draw(st.integers(1, 3)), path_mtu=data.draw(st.sampled_from([1024, 4096])),
         max_run=data.draw(st.sampled_from([1, 60])), presence=data.draw(st.booleans()),
-        credits=data.draw(st.sampled_from([None, Credits(2, 5)])),
+        credits=data.draw(st.sampled_from([None, Credits(2, 5)])), message=data.draw(st.sampled_from([0, 0, 16])),
     )
     operations = [
         Operation(
@@ -146,6 +147,19 @@ def test_each_link_carries_the_theorys_bytes_and_headers(
             assert len(sizes) == n + 1
             assert sum(size >= full for size in sizes) == lanes + 1
             assert sum(sizes) <= signature + lanes * full + roce.RETH_BYTES + (n - lanes) * roce.PRESENCE_BYTES
+
+
+@pytest.mark.parametrize("kind", COLLECTIVES)
+def test_beside_rc_queue_pairs_every_packet_has_lanes(kind: RowsCollective, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A NIC knows no presence: who has nothing to contribute sends zeros, and each packet goes up and down once."""
+    operation = Operation(kind, [4000] * 5, root=2)
+    fabric = make_fabric(LAYOUTS[2], TerribleNetwork(random.Random(1)), message=16)
+    up, down = traffic(fabric, monkeypatch)
+    carry(fabric, [operation])
+    operation.check()
+    for sizes in (*up, *down):
+        assert set(sizes) == {roce.data_packet_bytes(roce.Opcode.SEND_MIDDLE)}
+        assert len(sizes) == len(up[0])
 
 
 def test_a_short_broadcast_or_reduce_takes_each_rank_one_run_and_one_round_trip() -> None:

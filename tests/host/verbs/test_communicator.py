@@ -124,18 +124,26 @@ CALLS: dict[str, tuple[Callable[[Communicator], Any], Callable[[int], Any], str]
     "asynchronous": (asynchronous, lambda r: TOTAL, "verbs"),
     "by a ring": (lambda c: c.allreduce(rows(c.rank), algorithm="ring"), lambda r: TOTAL, "tcp"),
     "by name": (lambda c: c.allreduce(rows(c.rank), algorithm="innet"), lambda r: TOTAL, "verbs"),
-    "reduce": (lambda c: c.reduce(rows(c.rank), root=1), lambda r: TOTAL if r == 1 else None, ""),
-    "reduce_scatter": (lambda c: c.reduce_scatter(rows(c.rank)), lambda r: TOTAL[r : r + 1], ""),
+    "reduce": (lambda c: c.reduce(rows(c.rank), root=1), lambda r: TOTAL if r == 1 else None, "verbs"),
+    "reduce of float16": (lambda c: c.reduce(np.ones(SIZE, np.float16), root=2),
+                          lambda r: np.full(SIZE, 3) if r == 2 else None, "verbs"),
+    "reduce by name": (lambda c: c.reduce(rows(c.rank), op="min", algorithm="innet"),
+                       lambda r: np.min(ALL, axis=0) if r == 0 else None, "verbs"),
+    "reduce of float64": (lambda c: c.reduce(rows(c.rank, np.float64)), lambda r: TOTAL if r == 0 else None, "tcp"),
+    "reduce_scatter": (lambda c: c.reduce_scatter(rows(c.rank)), lambda r: TOTAL[r : r + 1], "verbs"),
     "reduce_scatter by name": (lambda c: c.reduce_scatter(rows(c.rank), algorithm="innet"),
                                lambda r: TOTAL[r : r + 1], "verbs"),
-    "together": (both_at_once, lambda r: TOTAL[r : r + 1], ""),
-    "broadcast": (lambda c: c.broadcast(rows(c.rank), root=2), lambda r: ALL[2], "tcp"),
-    "all_gather": (lambda c: c.all_gather(rows(c.rank)), lambda r: np.concatenate(ALL), "tcp"),
+    "together": (both_at_once, lambda r: TOTAL[r : r + 1], "verbs"),
+    "broadcast": (lambda c: c.broadcast(rows(c.rank), root=2), lambda r: ALL[2], "verbs"),
+    "broadcast by a chain": (lambda c: c.broadcast(rows(c.rank), root=2, algorithm="chain"), lambda r: ALL[2], "tcp"),
+    "all_gather": (lambda c: c.all_gather(rows(c.rank)), lambda r: np.concatenate(ALL), "verbs"),
+    "all_gather by name": (lambda c: c.all_gather(rows(c.rank), algorithm="innet"), lambda r: np.concatenate(ALL),
+                           "verbs"),
     "gather": (lambda c: c.gather(rows(c.rank), root=1), lambda r: np.concatenate(ALL) if r == 1 else None, "tcp"),
     "scatter": (lambda c: c.scatter(rows(0) if c.rank == 0 else None, np.empty((1, SIZE // WORLD), np.float32)),
                 lambda r: ALL[0][r : r + 1], "tcp"),
     "all_to_all": (lambda c: c.all_to_all(rows(c.rank)), lambda r: np.stack([own[r] for own in ALL]), "tcp"),
-    "barrier": (lambda c: c.barrier(), lambda r: None, ""),
+    "barrier": (lambda c: c.barrier(), lambda r: None, "verbs"),
     "messages": (from_left, lambda r: ALL[r - 1], "tcp"),
     "a group": (lambda c: c.group([0, 2]).allreduce(rows(c.rank)) if c.rank != 1 else None,
                 lambda r: ALL[0] + ALL[2] if r != 1 else None, "tcp"),
@@ -165,8 +173,8 @@ def test_explain_names_what_carries_each_collective(comms: list[Communicator]) -
     comm = comms[0]
     assert "sent by fake0" in comm.explain(1 << 20)
     for collective in ("reduce_scatter", "reduce", "all_gather", "broadcast", "barrier"):
-        words = comm.explain(1 << 20, collective=collective)
-        assert "goes over TCP; ranks with RDMA NICs fold allreduces alone" in words
+        assert "goes over the switches" in comm.explain(1 << 20, collective=collective)
+    assert "goes over TCP; sum of float64 does not fold" in comm.explain(8, dtype="float64", collective="reduce")
     assert "tcp" in comm.explain(1 << 20, dtype="float64").lower()
     assert (comm.path(), comm.path("product"), comm.rail) == ("verbs", "tcp", "verbs")
 
@@ -174,10 +182,7 @@ def test_explain_names_what_carries_each_collective(comms: list[Communicator]) -
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda c: c.all_gather(rows(c.rank), algorithm="innet"), "RDMA NICs fold allreduces alone"),
-        (lambda c: c.broadcast(rows(c.rank), algorithm="innet"), "RDMA NICs fold allreduces alone"),
-        (lambda c: c.reduce(rows(c.rank), algorithm="innet"), "RDMA NICs fold allreduces alone"),
-        (lambda c: c.barrier(algorithm="innet"), "RDMA NICs fold allreduces alone"),
+        (lambda c: c.reduce(rows(c.rank, np.float64), algorithm="innet"), "float64 does not fold"),
         (lambda c: c.allreduce(rows(c.rank), algorithm="innet", lane_bits=16), "lanes of 16 bits does not fold"),
         (lambda c: c.allreduce(rows(c.rank, np.int32), algorithm="innet", saturate=True), "saturating, does not fold"),
         (lambda c: c.allreduce(rows(c.rank, np.float64), algorithm="innet"), "float64 does not fold"),
@@ -191,13 +196,60 @@ def test_what_it_cannot_fold_is_refused_where_it_is_asked_for(comms: list[Commun
     assert all((got == TOTAL).all() for got in on_every_rank(comms, lambda comm: comm.allreduce(rows(comm.rank))))
 
 
-def test_ranks_that_call_different_things_learn_it(job: VerbsJobs) -> None:
-    """Sums of other sizes end by name on all ranks."""
-    comms = joined(job, "apart", timeout=5.0)
+def some_bits(dtype: str) -> Any:
+    """Elements of any bits: both zeros, infinities and NaN with a payload are among those of float32."""
+    bits = np.random.default_rng(5).integers(0, 256, 16 * 2048, dtype=np.uint8)
+    special = [0x80000000, 0, 0x7F800000, 0xFF800000, 0x7FC00001, 0xFFA12345, 1, 0x80000001]
+    bits[:32] = np.array(special, "<u4").view(np.uint8)
+    return (bits & 1).view(dtype) if dtype == "bool" else bits.view(dtype)
+
+
+@pytest.mark.parametrize("bits", [32, 16, 8])
+def test_what_is_moved_arrives_bit_for_bit(job: VerbsJobs, bits: Any) -> None:
+    """Of any dtype, from any root, of any size, odd bytes too, whatever the width of the job's lanes: every broadcast
+    and all_gather, by the NIC."""
+    comms = joined(job, f"bits {bits}", lane_bits=bits)
+
+    def moved(comm: Communicator) -> None:
+        for dtype in ("float32", "float16", "float64", "complex128", "int8", "uint16", "int64", "bool"):
+            for root, size in enumerate((1, 257, 2048)):
+                right = some_bits(dtype)[:size]
+                own = right.copy() if comm.rank == root else np.zeros_like(right)
+                assert comm.broadcast(own, root=root).tobytes() == right.tobytes(), (dtype, root, size)
+                counts = [size, 0, 3]
+                part = right[: counts[comm.rank]] if comm.rank < 2 else right[:1].repeat(3)
+                gathered = right.tobytes() + right[:1].repeat(3).tobytes()
+                assert comm.all_gather(part, counts=counts).tobytes() == gathered, (dtype, size)
+        own = np.full(SIZE, 1.0, np.float32)
+        reduced = comm.reduce(own, algorithm="innet")  # in lanes of the job's width, as all its sums
+        assert reduced is None if comm.rank else np.abs(reduced - WORLD).max() < 0.1
+        assert {record.path for record in comm.flight()} == {"verbs"}
+
     try:
-        got = on_every_rank(comms, lambda comm: comm.allreduce(np.ones(100 + comm.rank, np.float32)))
-        assert all(isinstance(error, NetFoldError) for error in got)
-        assert any(isinstance(error, RankMismatch) for error in got), got
+        for error in on_every_rank(comms, moved):
+            assert error is None, error
+    finally:
+        on_every_rank(comms, lambda comm: comm.close())
+
+
+UNLIKE: dict[str, Callable[[Communicator], Any]] = {
+    "sizes": lambda c: c.allreduce(np.ones(100 + c.rank, np.float32)),
+    "broadcast beside allreduce": lambda c: c.broadcast(rows(0)) if c.rank else c.allreduce(rows(0)),
+    "roots": lambda c: c.broadcast(rows(0), root=c.rank),
+    "dtypes": lambda c: c.broadcast(rows(0, np.int32 if c.rank == 1 else np.float32)),
+    "reduce beside allreduce": lambda c: c.reduce(rows(0)) if c.rank == 2 else c.allreduce(rows(0)),
+    "barrier beside all_gather": lambda c: c.barrier() if c.rank else c.all_gather(rows(0)),
+    "counts": lambda c: c.all_gather(rows(0)[0, : 2 + (c.rank == 0)], counts=[3, 2, 2] if c.rank else [3, 3, 1]),
+}
+
+
+@pytest.mark.parametrize("what", UNLIKE)
+def test_ranks_that_call_different_things_learn_it(job: VerbsJobs, what: str) -> None:
+    """Sums of other sizes, other collectives, roots, dtypes or rows end by name on all ranks, without a result."""
+    comms = joined(job, f"apart in {what}", timeout=5.0)
+    try:
+        got = on_every_rank(comms, UNLIKE[what])
+        assert all(isinstance(error, RankMismatch) for error in got), got
     finally:
         on_every_rank(comms, lambda comm: comm.close())
 
@@ -205,7 +257,7 @@ def test_ranks_that_call_different_things_learn_it(job: VerbsJobs) -> None:
 @pytest.mark.parametrize("after", [0, 2])
 def test_a_queue_pair_in_error_that_nobody_repairs_ends_the_call_and_what_follows(job: VerbsJobs, after: int) -> None:
     """In the middle of a sum: the rank whose NIC broke names the device and its words, the others end by name too, and
-    so does every later call that folds; what is carried by TCP is still refused or done, and nothing hangs."""
+    so does every later call that folds; nothing hangs."""
     comms = joined(job, f"broken {after}", timeout=2.0)
     try:
         job.lib.fake_break(job.pairs[1][0].out_qp, 1, after)
@@ -214,7 +266,8 @@ def test_a_queue_pair_in_error_that_nobody_repairs_ends_the_call_and_what_follow
         assert "fake0" in str(got[1])
         for error in on_every_rank(comms, lambda comm: comm.allreduce(rows(comm.rank))):
             assert isinstance(error, NetFoldError), error
-        on_every_rank(comms, lambda comm: comm.barrier())
+        for error in on_every_rank(comms, lambda comm: comm.barrier()):
+            assert isinstance(error, NetFoldError), error
     finally:
         on_every_rank(comms, lambda comm: comm.close())
 
@@ -328,7 +381,7 @@ def test_ranks_go_on_without_one_that_has_left_and_with_one_that_comes(
 
 def test_torch_reduces_by_queue_pairs(job: VerbsJobs, caplog: pytest.LogCaptureFixture) -> None:
     """torch's group over communicators of this rail: sums and averages of its tensors, of several at once too, are
-    right and said to be carried by it; a broadcast goes over TCP."""
+    right and said to be carried by it, and so is a broadcast."""
     torch = pytest.importorskip("torch", reason=needs.reason("torch"))
     from netfold.host.torch.process_group import NetfoldGroup
 
@@ -358,6 +411,6 @@ def test_torch_reduces_by_queue_pairs(job: VerbsJobs, caplog: pytest.LogCaptureF
             assert (state == 1).all()
         said = {record.getMessage().partition(": ")[2] for record in caplog.records}
         assert said >= {"allreduce, sum of float32 goes over verbs", "allreduce, average of float32 goes over verbs",
-                        "allreduce_coalesced, sum of float32 goes over verbs", "broadcast goes over TCP, binomial"}
+                        "allreduce_coalesced, sum of float32 goes over verbs", "broadcast goes over verbs"}
     finally:
         on_every_rank(comms, lambda comm: comm.close())

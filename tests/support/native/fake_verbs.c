@@ -22,7 +22,7 @@
 #undef ibv_query_port
 
 #define QUEUE 64
-#define PAIRS 1024
+#define PAIRS 16384
 #define RANKS 8
 #define STREAMS 256
 
@@ -175,7 +175,7 @@ static void fold_all(void) {
                     break_now(break_pair, break_sends);
                     break;
                 }
-    for (int k = 0; k < PAIRS && !holding_acknowledgements; k++)
+    for (uint32_t k = 0; k < next_pair && !holding_acknowledgements; k++)
         for (pair *p = pairs[k]; p && p->folded; p->folded--)
             complete(p->qp.send_cq, (struct ibv_wc){.wr_id = p->work[p->head++ % QUEUE].wr_id,
                                                     .opcode = IBV_WC_SEND,

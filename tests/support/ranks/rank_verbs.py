@@ -7,7 +7,7 @@ many seconds to start Python and import NetFold.
 With RAIL "verbs" it is one of MACHINES ranks, as its environment says; with "innet" it is the windowed rank that mixed
 jobs have beside those, as their rank 1, and lets all other jobs pass.  A JOB is one of
 
-    sums:TURNS:LENGTH,...   that many int32 sums of each length, and one of float32
+    sums:TURNS:LENGTH,...   that many int32 sums of each length, one of float32, and one collective of each other kind
     mixed:TURNS:LENGTH,...  the same with the windowed rank
     steady:LENGTH           int32 sums until the file FOLDER/enough is there
     lost:LENGTH             int32 sums; after some the last rank's process ends without a word
@@ -105,7 +105,34 @@ def sums(comm: netfold.Communicator, seed: int, times: int, lengths: list[int]) 
         right = np.sum(floats, axis=0, dtype=np.float64)
         check_data(whole, right, rank=comm.rank, operation=f"sum of float32[{length}]", tolerance=1e-5)
         digest.update(total.tobytes() + whole.tobytes())
+        rows(comm, draws, ints, exact)
+    assert {record.path for record in comm.flight()} == {comm.rail}, comm.flight()
     return {"operations": (times + 1) * len(lengths), "seconds": seconds, "digest": digest.hexdigest()}
+
+
+def rows(comm: netfold.Communicator, draws: list[np.random.Generator], ints: list[np.ndarray],
+         exact: np.ndarray) -> None:
+    """A collective of each other kind, of bytes that are no numbers, and of sums."""
+    length, root = len(exact), comm.size - 1
+    moved = [rng.bytes(4 * length) for rng in draws]
+    own = np.frombuffer(moved[comm.rank], np.float32)
+    for what, got, right in (
+        ("broadcast", comm.broadcast(own.copy(), root=root).tobytes(), moved[root]),
+        ("all_gather", comm.all_gather(own).tobytes(), b"".join(moved)),
+    ):
+        check_data(np.frombuffer(got, np.uint8), np.frombuffer(right, np.uint8), rank=comm.rank,
+                   operation=f"{what} of float32[{length}]")
+    reduced = comm.reduce(ints[comm.rank], root=root)
+    assert (reduced is None) == (comm.rank != root)
+    counts = [length // comm.size + (rank < length % comm.size) for rank in range(comm.size)]
+    first = sum(counts[: comm.rank])
+    scattered = comm.reduce_scatter(ints[comm.rank], counts=counts)
+    for what, got, right in (
+        ("reduce", exact if reduced is None else reduced, exact),
+        ("reduce_scatter", scattered, exact[first : first + counts[comm.rank]]),
+    ):
+        check_data(got, right, rank=comm.rank, operation=f"{what} of int32[{length}]")
+    comm.barrier()
 
 
 def steady(comm: netfold.Communicator, seed: int, length: int, enough: Path) -> dict[str, object]:
