@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from netfold.host.errors import RankMismatch
 from netfold.host.operation.coding import Coding
@@ -57,6 +58,20 @@ def test_a_queue_pair_that_breaks_in_the_middle_changes_nothing(kind: Any, after
         job.lib.fake_break(job.pairs(1)[0].out_qp, 1, after)
         carry(job, [Operation(kind, [20_000] * WORLD, root=1, number=number, in_place=True) for number in (1, 2)])
         assert job.connections == 2
+
+
+def test_sums_that_a_rank_does_not_want_are_not_read() -> None:
+    """They reach it, as those of an allreduce do; what lies around its own row stays as it was."""
+    operation = Operation("reduce_scatter", [400] * WORLD)
+    around = [np.full(400 * WORLD, 99, np.int32) for _ in range(WORLD)]
+    for rank, memory in enumerate(around):
+        own = memory[400 * rank : 400 * (rank + 1)]
+        operation.outs[rank] = own
+        operation.requests[rank] = structs.replace(operation.requests[rank], out=own)
+    with verbs_job(WORLD) as job:
+        carry(job, [operation])
+    for rank, memory in enumerate(around):
+        assert (np.delete(memory, slice(400 * rank, 400 * (rank + 1))) == 99).all()
 
 
 @pytest.mark.parametrize("bits", [32, 16, 8])
