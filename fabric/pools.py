@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 SLOTS: Final = 16384
 """Slots of one switch: SLOTS of p4src/sizes.p4."""
@@ -31,15 +31,24 @@ class Exhausted(Exception):
 def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
     """Numbers as ranges: first number and length of each run of neighbours, in ascending order."""
     found: list[tuple[int, int]] = []
+    first = after = 0
     for number in sorted(numbers):
-        if found and sum(found[-1]) == number:
-            found[-1] = found[-1][0], found[-1][1] + 1
-        else:
-            found.append((number, 1))
+        if number != after and after > first:
+            found.append((first, after - first))
+        first, after = first if number == after > first else number, number + 1
+    if after > first:
+        found.append((first, after - first))
     return found
 
 
-@dataclass
+class Pool(Protocol):
+    """Numbers of one kind, of which some are in use."""
+
+    def release(self, number: int) -> None:
+        """Takes a number back."""
+
+
+@dataclass(eq=False)
 class Cycle:
     """Hands out the numbers low..high in a cycle, so that a released number is reused as late as possible."""
 
@@ -85,12 +94,13 @@ class RandomPool:
 
     def allocate(self, what: str) -> int:
         """An unused number; where all others are in use, the one that was released first.  Raises Exhausted."""
-        numbers = range(self.low, self.high + 1)
+        bits = (self.high - self.low).bit_length()
         for _ in range(DRAWS):
-            number = self._rng.choice(numbers)
-            if number not in self._used and number not in self._resting:
+            number = self.low + self._rng.getrandbits(bits)
+            if number <= self.high and number not in self._used and number not in self._resting:
                 break
         else:
+            numbers = range(self.low, self.high + 1)
             number = next(self._scarce(numbers), -1)
             if number < 0:
                 raise Exhausted(f"all {len(numbers)} {what} are in use")
@@ -148,12 +158,13 @@ class Ranges:
     def allocate(self, length: int) -> int:
         """Allocate a range of at least one cell, and return its first one: a multiple of the next power of two.  Raises
         Exhausted."""
-        wanted = (length - 1).bit_length()
-        order = next((order for order in range(wanted, len(self._free)) if self._free[order]), None)
-        if order is None:
+        wanted = order = (length - 1).bit_length()
+        while order < len(self._free) and not self._free[order]:
+            order += 1
+        if order >= len(self._free):
             raise Exhausted(f"no {length} {self.what} in a row, {self.size - self.used} of {self.size} are free in all")
         base = min(self._free[order])
-        self._cut(base, wanted)
+        self._split(base, base, order, wanted)
         for block in _blocks(base + length, base + (1 << wanted)):
             self._join(*block)
         self._lengths[base] = length
@@ -171,11 +182,11 @@ class Ranges:
         self.used += length
         return True
 
-    def release(self, base: int) -> None:
+    def release(self, number: int) -> None:
         """Free the allocated range that begins at this cell."""
-        length = self._lengths.pop(base)
+        length = self._lengths.pop(number)
         self.used -= length
-        for block in _blocks(base, base + length):
+        for block in _blocks(number, number + length):
             self._join(*block)
 
     def _around(self, first: int, order: int) -> tuple[int, int] | None:
@@ -187,7 +198,10 @@ class Ranges:
         """Take a block out of the free one in which it lies, whose other parts stay free."""
         around = self._around(first, order)
         assert around is not None
-        base, larger = around
+        self._split(first, *around, order)
+
+    def _split(self, first: int, base: int, larger: int, order: int) -> None:
+        """The same for a block, and the free one."""
         self._free[larger].remove(base)
         while larger > order:
             larger -= 1

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Final, Literal
 
 from netfold.fabric.graph import Engine
-from netfold.fabric.pools import SLOTS, Cycle, Exhausted, RandomPool, Ranges, Slots, runs
+from netfold.fabric.pools import SLOTS, Cycle, Exhausted, Pool, RandomPool, Ranges, Slots, runs
 from netfold.fabric.trees import MOST_TREES, Fold, Tree
 from netfold.wire import roce
 
@@ -243,9 +242,10 @@ class Allocator:
         """The UDP source ports of each host: a rank binds its own, which the kernel gives once."""
         self._bound: dict[tuple[str, int], set[int]] = {}
         """(Host, source port) -> the epochs that have it: two of them while a job's trees are planned anew."""
-        self._returns: dict[int, list[Callable[[], object]]] = {}
-        self._reserved: dict[int, set[tuple[str, int]]] = {}
-        """Numbers that were reserved for an epoch, each with the name of its cycle."""
+        self._held: dict[int, dict[Pool, set[int]]] = {}
+        """The numbers of each epoch, by their pool."""
+        self._binds: dict[int, list[tuple[str, int]]] = {}
+        """The hosts and source ports of each epoch."""
 
     def used(self) -> dict[str, int]:
         """Allocated slots, by switch."""
@@ -282,7 +282,7 @@ class Allocator:
         try:
             for _ in trees:
                 epochs.append(self._epochs.allocate("epochs"))
-                self._returns[epochs[-1]] = [partial(self._epochs.release, epochs[-1])]
+                self._held[epochs[-1]] = {self._epochs: {epochs[-1]}}
             if like:
                 return self._again(epochs, trees, groups, like)
             return self._first(epochs, trees, groups, room, rc, lane_bits, udp_ports)
@@ -335,43 +335,54 @@ class Allocator:
 
     def reserve(self, epoch: int, found: Mapping[str, Holding]) -> bool:
         """Allocate what switches hold of an epoch, by switch, until `release`: numbers that an earlier controller has
-        handed out.  May be called again with what another switch holds.  Returns False if some of it is in use by
-        another epoch; the rest is allocated all the same."""
-        returns = self._returns.setdefault(epoch, [])
-        mine = self._reserved.setdefault(epoch, set())
+        handed out.  May be called again with what another switch holds, or with more.  Returns False if some of it is
+        in use by another epoch; the rest is allocated all the same."""
+        mine = self._held.setdefault(epoch, {})
         free = True
-        wanted: list[tuple[str, Cycle | RandomPool, int]] = [("epochs", self._epochs, epoch)]
+        connections = frozenset[int]().union(*(holding.connections for holding in found.values()))
+        wanted: list[tuple[Cycle | RandomPool, frozenset[int]]] = [
+            (self._epochs, frozenset([epoch])), (self._connections, connections),
+            *((self._groups[switch], holding.groups) for switch, holding in found.items()),
+        ]
+        for pool, numbers in wanted:
+            held = mine.setdefault(pool, set())
+            for number in numbers - held:  # a connection is known at both of its ends
+                if pool.take(number):
+                    held.add(number)
+                else:
+                    free = False
         for switch, holding in found.items():
-            wanted += [(f"groups of {switch}", self._groups[switch], group) for group in holding.groups]
-            wanted += [("connections", self._connections, connection) for connection in holding.connections]
             for host, port in holding.source_ports:
                 self._source_ports[host].take(port)
                 self._bind(epoch, host, port)
-            slots, flows = self._slots[switch], self._flows[switch]
-            for cells, base, length in [*((slots, *found) for found in sorted(holding.ranges)),
-                                        *((flows, *found) for found in runs(holding.flows))]:
-                if cells.take(base, length):
-                    returns.append(partial(cells.release, base))
-                else:
-                    free = False
-        for what, pool, number in wanted:
-            if pool.take(number):
-                returns.append(partial(pool.release, number))
-                mine.add((what, number))
-            else:
-                free &= (what, number) in mine  # a connection is known at both of its ends
+            for cells, ranges in ((self._slots[switch], sorted(holding.ranges)),
+                                  (self._flows[switch], runs(holding.flows))):
+                held = mine.setdefault(cells, set())
+                for base, length in ranges:
+                    if base in held and cells.ranges[base] == length:
+                        continue
+                    if cells.take(base, length):
+                        held.add(base)
+                    else:
+                        free = False
         return free
 
     def holds(self, epoch: int) -> bool:
         """True if something is allocated to trees of this epoch."""
-        return epoch in self._returns
+        return epoch in self._held
 
     def release(self, *epochs: int) -> None:
         """Free everything that trees with these epochs hold; an unknown epoch holds nothing."""
         for epoch in epochs:
-            self._reserved.pop(epoch, None)
-            for give_back in self._returns.pop(epoch, ()):
-                give_back()
+            for pool, numbers in self._held.pop(epoch, {}).items():
+                for number in numbers:
+                    pool.release(number)
+            for host, port in self._binds.pop(epoch, ()):
+                epochs_of = self._bound[host, port]
+                epochs_of.remove(epoch)
+                if not epochs_of:
+                    del self._bound[host, port]
+                    self._source_ports[host].release(port)
 
     def _stream(
         self, epoch: int, tree: Tree, kind: Kind, length: int, ranks: tuple[int, ...], source_ports: tuple[int, ...],
@@ -381,18 +392,18 @@ class Allocator:
         for fold in tree.folds:
             bases[fold.switch] = self._range(epoch, fold.switch, self._slots, length)
             flows[fold.switch] = self._range(epoch, fold.switch, self._flows, _senders(fold))
-            groups[fold.switch] = self._allocate(epoch, self._groups[fold.switch], f"multicast groups of {fold.switch}")
+            groups[fold.switch] = self._draw(epoch, self._groups[fold.switch], f"multicast groups of {fold.switch}")
         lower = [fold.switch for fold in tree.folds if not fold.is_root]
         return Stream(
             tree, ranks, kind, epoch, length,
             psn=self._rng.randint(0, roce.PSN_MASK),
-            connections=tuple(self._connection(epoch) for _ in ranks),
+            connections=tuple(self._draw(epoch, self._connections, "connections") for _ in ranks),
             source_ports=source_ports,
             udp_ports=udp_ports,
             bases=bases,
             groups=groups,
-            up={switch: self._connection(epoch) for switch in lower},
-            down={switch: self._connection(epoch) for switch in lower},
+            up={switch: self._draw(epoch, self._connections, "connections") for switch in lower},
+            down={switch: self._draw(epoch, self._connections, "connections") for switch in lower},
             flows=flows,
         )
 
@@ -401,12 +412,12 @@ class Allocator:
             base = cells[switch].allocate(length)
         except Exhausted as refusal:
             raise Exhausted(f"{switch} has {refusal}") from None
-        self._returns[epoch].append(partial(cells[switch].release, base))
+        self._held[epoch].setdefault(cells[switch], set()).add(base)
         return base
 
-    def _connection(self, epoch: int) -> int:
-        number = self._connections.allocate("connections")
-        self._returns[epoch].append(partial(self._connections.release, number))
+    def _draw(self, epoch: int, pool: Cycle | RandomPool, what: str) -> int:
+        number = pool.allocate(what)
+        self._held[epoch].setdefault(pool, set()).add(number)
         return number
 
     def _source_port(self, epoch: int, host: str) -> int:
@@ -419,16 +430,4 @@ class Allocator:
         epochs = self._bound.setdefault((host, port), set())
         if epoch not in epochs:
             epochs.add(epoch)
-            self._returns[epoch].append(partial(self._unbind, epoch, host, port))
-
-    def _unbind(self, epoch: int, host: str, port: int) -> None:
-        epochs = self._bound[host, port]
-        epochs.remove(epoch)
-        if not epochs:
-            del self._bound[host, port]
-            self._source_ports[host].release(port)
-
-    def _allocate(self, epoch: int, cycle: Cycle, what: str) -> int:
-        number = cycle.allocate(what)
-        self._returns[epoch].append(partial(cycle.release, number))
-        return number
+            self._binds.setdefault(epoch, []).append((host, port))

@@ -14,7 +14,7 @@ from finsy.proto import p4r
 
 from netfold.controller.switch import probe
 from netfold.controller.switch.codec import Cells, Codec, Wanted
-from netfold.controller.switch.entities import Entry, Identity, State
+from netfold.controller.switch.entities import Entity, Identity, State, state
 from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.reconcile import Update
 from netfold.controller.switch.switch import PacketIn
@@ -30,9 +30,8 @@ class MemorySwitch:
         self._codec = codec
         self.cables: dict[int, tuple[MemorySwitch, int]] = {}
         """The switch and its port at the other end of each port's link, where there is one."""
-        self.state: State = {}
-        self._messages: dict[Identity, bytes] = {}
-        """The entries as P4Runtime's messages, if there is a codec."""
+        self.state: dict[Identity, Entity | bytes] = {}
+        """The entities; with a codec, as P4Runtime's messages."""
         self.updates = 0
         """Number of updates that were written."""
         self.packets: asyncio.Queue[PacketIn] = asyncio.Queue()
@@ -83,16 +82,17 @@ class MemorySwitch:
 
     async def read_state(self, tables: Iterable[str]) -> State:
         """The stored entries of these tables, and all groups and sessions."""
-        wanted = set(tables)
-        if self._codec is not None:
-            some = (message for key, message in self._messages.items()
-                    if not isinstance(held := self.state[key], Entry) or held.table in wanted)
+        codec, wanted = self._codec, {*tables, "multicast", "clone"}  # as the identities of these begin
+        held = [entity for (kind, _), entity in self.state.items() if kind in wanted]
+        if codec is None:
+            return state(entity for entity in held if not isinstance(entity, bytes))
+
+        def read() -> State:
             # field 1 of a ReadResponse for each: tag, length as a varint of two bytes, and the message
-            answer = b"".join(b"\x0a" + bytes((len(message) & 127 | 128, len(message) >> 7)) + message
-                              for message in some)
-            return await asyncio.to_thread(self._codec.held, [answer])
-        return {key: entity for key, entity in self.state.items()
-                if not isinstance(entity, Entry) or entity.table in wanted}
+            return codec.held([b"".join([b"\x0a" + bytes((len(message) & 127 | 128, len(message) >> 7)) + message
+                                         for message in held if isinstance(message, bytes)])])
+
+        return await asyncio.to_thread(read)
 
     async def read_counters(self, wanted: Wanted) -> Callable[[], Cells]:
         """Nothing was counted."""
@@ -105,18 +105,17 @@ class MemorySwitch:
     async def write(self, updates: list[Update]) -> None:
         """Hold what the updates say."""
         self.updates += len(updates)
+        held: list[Entity | bytes] = [update.entity for update in updates]
         if self._codec is not None:
             request = p4r.WriteRequest(updates=[p4r.Update(entity=self._codec.encode(update.entity))
                                                 for update in updates])
             request.SerializeToString()
-            self._messages |= {update.entity.identity: message.entity.SerializeToString()
-                               for update, message in zip(updates, request.updates, strict=True)}
-        for update in updates:
+            held = [message.entity.SerializeToString() for message in request.updates]
+        for update, entity in zip(updates, held, strict=True):
             if update.verb == "delete":
                 del self.state[update.entity.identity]
-                self._messages.pop(update.entity.identity, None)
             else:
-                self.state[update.entity.identity] = update.entity
+                self.state[update.entity.identity] = entity
 
     async def probe_all(self, slots: Iterable[int]) -> dict[int, SlotState]:
         """All slots are empty."""

@@ -30,7 +30,7 @@ from netfold.controller.switch import fold_tables, tables
 from netfold.controller.switch.entities import State, state
 from netfold.controller.switch.target import Target
 from netfold.fabric import slots
-from netfold.fabric.graph import Fabric, Tenant
+from netfold.fabric.graph import Fabric, Tenant, ip_number
 from netfold.fabric.slots import Allocator, Holding, Stream
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import Secret, Watch
@@ -57,6 +57,7 @@ class Adoption:
 
     def __init__(self, fabric: Fabric, allocator: Allocator, targets: Mapping[str, Target]) -> None:
         self._fabric = fabric
+        self._hosts = {ip_number(host.address): host.name for host in fabric.hosts}
         self._allocator = allocator
         self._targets = targets
         self.is_open = True
@@ -75,7 +76,7 @@ class Adoption:
         """Keep the numbers that a switch holds for unknown jobs from being handed out."""
         self.has_found |= bool(found)
         for epoch, entities in found.items():
-            if not self._allocator.reserve(epoch, {switch: fold_tables.holding(self._fabric, entities.values())}):
+            if not self._allocator.reserve(epoch, {switch: fold_tables.holding(self._hosts, entities.values())}):
                 log.warning("%s: an earlier controller has left epoch %d there, with numbers that another job has",
                             switch, epoch)
 
@@ -183,8 +184,11 @@ class Adoption:
                                                 "register first")
             log.warning("%s: %s does not hold its entries of the epochs %s, but no rank has a later plan", who,
                         ", ".join(without), epochs)
-        self._allocator.release(*entities)
-        if not all(self._allocator.reserve(epoch, numbers) for epoch, numbers in borne.numbers.items()):
+        whole = self._reserve(borne)
+        if not whole:  # what was found on a switch may be part of it alone
+            self._allocator.release(*entities)
+            whole = self._reserve(borne)
+        if not whole:
             self._allocator.release(*entities)
             for name, target in self._targets.items():
                 self.reserve(name, {epoch: those for epoch, those in (target.found or {}).items() if epoch in entities})
@@ -193,6 +197,9 @@ class Adoption:
             self._targets[name].claim(epoch, job.part_of(epoch))
         lacking = {name for name, epoch in wanted if (name, epoch) not in held}
         job.sessions |= {name: NEVER if name in lacking else self._targets[name].sessions for name in names}
+
+    def _reserve(self, borne: Borne) -> bool:
+        return all(self._allocator.reserve(epoch, numbers) for epoch, numbers in borne.numbers.items())
 
 
 def _by_epoch(streams: Sequence[Stream]) -> dict[int, list[Stream]]:

@@ -195,7 +195,14 @@ class Jobs:
         reports.record(self.registry.find(request), request, self.totals, time.monotonic())
         return Done()
 
-    def _notice_end(self) -> None:
+    def _notice_soon(self) -> None:
+        """Check all jobs once, after all that happens in this turn of the loop: a job's ranks register together, and
+        its groups end together."""
+        if not self._noticing:
+            self._noticing = True
+            asyncio.get_running_loop().call_soon(self._notice_now)
+
+    def _notice_now(self) -> None:
         self._noticing = False
         self.notice()
 
@@ -338,7 +345,7 @@ class Jobs:
             refuse(Code.FAILED_PRECONDITION, f"{job}: {job.reason}; join anew")
         log.info("%s: rank %d has registered, %d to come", job, request.rank, len(job.awaited))
         job.notify()
-        self.notice()
+        self._notice_soon()
 
     def stand_back(self) -> None:
         """From now on halt and move nobody: a later controller has the switches."""
@@ -473,6 +480,5 @@ class Jobs:
         await self._placement.leave(job)
         await self._recovery.clear(job)
         log.info("%s: epoch %d ended", job, job.epoch)
-        if job.slots and not self._noticing:
-            self._noticing = True  # a job's groups end together
-            asyncio.get_running_loop().call_soon(self._notice_end)  # other jobs may have room to move now
+        if job.slots:
+            self._notice_soon()  # other jobs may have room to move now

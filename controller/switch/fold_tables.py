@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from netfold.controller.switch.entities import Entity, Entry, Multicast
@@ -92,9 +92,11 @@ def by_epoch(state: Iterable[Entity]) -> dict[int, list[Entity]]:
     return dict(found)
 
 
-def holding(fabric: Fabric, entities: Iterable[Entity]) -> Holding:
-    """The numbers that a job's entities on one switch stand for.  The queue pairs of NICs are not ours to hand out."""
-    hosts = {ip_number(host.address): host.name for host in fabric.hosts}
+def holding(hosts: Mapping[int, str], entities: Iterable[Entity]) -> Holding:
+    """The numbers that a job's entities on one switch stand for.  The queue pairs of NICs are not ours to hand out.
+
+    hosts  the fabric's hosts by their addresses, as numbers
+    """
     ranges, groups, connections, flows, source_ports = set(), set(), set(), set(), set()
     for entity in entities:
         if isinstance(entity, Multicast):

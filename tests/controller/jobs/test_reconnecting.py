@@ -237,7 +237,7 @@ def test_a_rank_that_dies_while_the_trees_are_planned_ends_the_round(
             held = set(job.parts.values())
 
             def full(*args: Any, **kwargs: Any) -> list[slots.Stream]:
-                if held & allocator._returns.keys():
+                if held & allocator._held.keys():
                     raise Exhausted("the old ones are there still")
                 return admit(*args, **kwargs)
 
