@@ -270,8 +270,8 @@ class Fabric(Settings, frozen=True, kw_only=True, dict=True):
                 found[b.node] = a.node
         return found
 
-    def graph(self) -> nx.MultiGraph[str]:
-        """The fabric as a networkx graph, which the planners take.
+    def graph(self, up: Up | None = None) -> nx.MultiGraph[str]:
+        """The fabric as a networkx graph, which the planners take; with ``up`` its live part.
 
         Nodes carry ``kind`` ("switch" or "host"), ``address`` and ``mac``, switches ``role`` and ``place`` too; edges,
         whose key is the link's number, carry ``ports`` (node name -> port), ``rate`` (bit/s or None) and ``loss``.
@@ -279,12 +279,14 @@ class Fabric(Settings, frozen=True, kw_only=True, dict=True):
         import networkx as nx
 
         graph: nx.MultiGraph[str] = nx.MultiGraph(name=self.name)
-        for s in self.switches:
+        for s in self.switches if up is None else [s for s in self.switches if s.name in up.nodes]:
             graph.add_node(s.name, kind="switch", role=s.role, address=s.address, mac=s.mac, place=s.place)
-        for h in self.hosts:
+        for h in self.hosts if up is None else [h for h in self.hosts if h.name in up.nodes]:
             graph.add_node(h.name, kind="host", address=h.address, mac=h.mac)
         for number, link in enumerate(self.links):
             a, b = link.ends
+            if up is not None and not (number in up.links and a.node in up.nodes and b.node in up.nodes):
+                continue
             rate = None if link.rate is None else bits_per_second(link.rate)
             graph.add_edge(a.node, b.node, number, ports={a.node: a.port, b.node: b.port}, rate=rate, loss=link.loss)
         return graph
@@ -303,10 +305,7 @@ class Up(NamedTuple):
 
     def graph(self, fabric: Fabric) -> nx.MultiGraph[str]:
         """The live part of the fabric's graph."""
-        graph = fabric.graph()
-        graph.remove_edges_from([edge for edge in graph.edges(keys=True) if edge[2] not in self.links])
-        graph.remove_nodes_from([node for node in graph if node not in self.nodes])
-        return graph
+        return fabric.graph(self)
 
 
 def ip_number(address: str) -> int:

@@ -163,8 +163,8 @@ def _neighbours(graph: nx.MultiGraph[str]) -> Neighbours:
 def _read_neighbours(graph: nx.MultiGraph[str]) -> Neighbours:
     switches = {name for name, kind in graph.nodes(data="kind") if kind == "switch"}
     return {switch: [(other, links[min(links)].get("rate") or 0.0)
-                     for other, links in graph.adj[switch].items() if other in switches]
-            for switch in graph if switch in switches}
+                     for other, links in beside.items() if other in switches]
+            for switch, beside in graph.adjacency() if switch in switches}
 
 
 def _nearest(near: Neighbours, wanted: set[str]) -> set[str]:

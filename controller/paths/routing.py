@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from netfold.controller.paths.steering import Inputs, Steering
-from netfold.controller.switch.entities import Entity
+from netfold.controller.switch.entities import State
 from netfold.controller.switch.path_tables import Forwarding
 from netfold.controller.switch.target import Target
 from netfold.fabric.graph import Up
@@ -73,7 +73,7 @@ class Routing:
                     await asyncio.sleep(0)
         await asyncio.gather(*telling)
 
-    def _plan(self, inputs: Inputs, heard: list[str]) -> dict[str, list[Entity]]:
+    def _plan(self, inputs: Inputs, heard: list[str]) -> dict[str, State]:
         """Plan, unless nothing has changed, and make the entries of those of some switches that differ from what they
         were given.  Nothing else runs this at the same time."""
         if inputs != self._planned:

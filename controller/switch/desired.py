@@ -29,15 +29,16 @@ class Desired:
     def put(self, name: str, wanted: State) -> None:
         """Add or replace a part.  Raises Conflict where another part has something else for an entity."""
         before = self._parts.get(name, {})
-        for key, entity in wanted.items():
-            other = self.all.get(key, entity)
-            if other is not entity and other != entity and (key not in before or self._has(key, but=name)):
+        new = [key for key, entity in wanted.items() if (held := before.get(key)) is not entity and held != entity]
+        for key in new:
+            entity, other = wanted[key], self.all.get(key)
+            if other is not None and other != entity and (key not in before or self._has(key, but=name)):
                 raise Conflict(f"{entity}\n  contradicts {other}")
         self._parts.pop(name, None)
         self._drop([key for key in before if key not in wanted])
         self._parts[name] = wanted
         self.all |= wanted
-        self._note(key for key, entity in wanted.items() if before.get(key) != entity)
+        self._note(new)
 
     def remove(self, name: str) -> bool:
         """Remove a part.  Returns False if there is none of that name."""

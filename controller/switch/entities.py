@@ -97,8 +97,11 @@ class Conflict(Exception):
     """Two parts of the desired state contradict each other in one entity."""
 
 
-def state(entities: Iterable[Entity]) -> State:
-    """Entities by their identities.  Raises Conflict if two different ones have one identity."""
+def state(entities: Iterable[Entity] | State) -> State:
+    """Entities by their identities; a state is returned as it is.  Raises Conflict if two different ones have one
+    identity."""
+    if isinstance(entities, dict):
+        return entities
     result: State = {}
     for entity in entities:
         other = result.setdefault(entity.identity, entity)

@@ -17,7 +17,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from netfold.controller.switch.entities import Entity, Entry
+from netfold.controller.switch.entities import Entry, State, state
 from netfold.controller.switch.tables import (
     BENT,
     FORWARD,
@@ -29,7 +29,6 @@ from netfold.controller.switch.tables import (
     UNREACHABLE,
     UPLINK,
     USE,
-    BySwitch,
     Mode,
     mac_number,
 )
@@ -150,47 +149,51 @@ class PathTables:
         what is left is side by side somewhere."""
 
         # Entries that switches keep while others of theirs change, with what they were made of, which must not change
-        self._made_rings: dict[str, tuple[object, list[Entry]]] = {}
-        self._made_ports: dict[str, tuple[object, list[Entry]]] = {}
-        self._made_hosts: dict[str, tuple[object, list[Entry]]] = {}
+        self._made_rings: dict[str, tuple[object, State]] = {}
+        self._made_ports: dict[str, tuple[object, State]] = {}
+        self._made_hosts: dict[str, tuple[object, State]] = {}
+        self._made_pins: dict[str, tuple[object, State]] = {}
         self._pins: dict[tuple[int, Ports], Entry] = {}
         """Entries of pins, which switches in like places share."""
 
-    def all_entries(self, ways: Mapping[str, Forwarding]) -> BySwitch:
+    def all_entries(self, ways: Mapping[str, Forwarding]) -> dict[str, State]:
         """The entries of all these switches."""
         return {switch: self.entries(switch, here) for switch, here in ways.items()}
 
-    def entries(self, switch: str, ways: Forwarding) -> list[Entity]:
+    def entries(self, switch: str, ways: Forwarding) -> State:
         """The entries of one switch."""
         apart = dict.fromkeys((*ways.routes, *ways.modes, *(leaf for leaf, _ in ways.bent)))
         groups = self._groups(switch, ways, apart)
-        found: list[Entity] = []
+        found: State = {}
         if ways.default:
-            found += self._kept(self._made_rings, switch, None, lambda: [
+            found |= self._kept(self._made_rings, switch, None, lambda: [
                 self._uplink(switch, RING, member, hop) for member, hop in enumerate(self._rings[switch])])
         for hops, (group, _) in groups.items():
             if group != RING:
-                found += [self._uplink(switch, group, member, hop) for member, hop in enumerate(hops)]
+                found |= state([self._uplink(switch, group, member, hop) for member, hop in enumerate(hops)])
         if ways.pins or ways.bent:
-            found += self._kept(self._made_ports, switch, None, lambda: [
+            found |= self._kept(self._made_ports, switch, None, lambda: [
                 self._uplink(switch, BY_PORT, hop.port, hop) for hop in self._uplinks[switch]])
-        found += self._routes(switch, ways, apart, groups)
-        found += [Entry(POLICY, (("leaf", number),), f"{PATHS}.{mode}")
-                  for number, mode in self._modes(ways, apart) if groups and mode != PINNED]
-        for path, ports in ways.pins.items():
-            if (path, ports) not in self._pins:
-                self._pins[path, ports] = Entry(PIN, (("path", path),), USE, _ports(ports))
-            found.append(self._pins[path, ports])
-        found += [Entry(BENT, (("leaf", self.numbers[leaf]), ("path", path)), USE, _ports(ports))
-                  for (leaf, path), ports in ways.bent.items()]
+        own = {(address, 32): hop for host, hop in ways.hosts.items() for address in self._addresses[host]}
+        found |= self._kept(self._made_hosts, switch, ways.hosts, lambda: [
+            Entry(ROUTE, (("dst", prefix),), FORWARD, self._forward(switch, hop)) for prefix, hop in own.items()])
+        found |= state(self._routes(switch, ways, apart, groups, own))
+        found |= state([Entry(POLICY, (("leaf", number),), f"{PATHS}.{mode}")
+                        for number, mode in self._modes(ways, apart) if groups and mode != PINNED])
+        found |= self._kept(self._made_pins, switch, ways.pins, lambda: [
+            self._pins.get((path, ports)) or self._pins.setdefault(
+                (path, ports), Entry(PIN, (("path", path),), USE, _ports(ports)))
+            for path, ports in ways.pins.items()])
+        found |= state([Entry(BENT, (("leaf", self.numbers[leaf]), ("path", path)), USE, _ports(ports))
+                        for (leaf, path), ports in ways.bent.items()])
         return found
 
     @staticmethod
-    def _kept(kept: dict[str, tuple[object, list[Entry]]], switch: str, of: object, make: Callable[[], list[Entry]]
-              ) -> list[Entry]:
+    def _kept(kept: dict[str, tuple[object, State]], switch: str, of: object, make: Callable[[], list[Entry]]
+              ) -> State:
         """Entries that were made of the same object before, or new ones."""
         if switch not in kept or kept[switch][0] is not of:
-            kept[switch] = of, make()
+            kept[switch] = of, state(make())
         return kept[switch][1]
 
     def _modes(self, ways: Forwarding, apart: Mapping[str, None]) -> Iterator[tuple[int, Mode]]:
@@ -201,11 +204,12 @@ class PathTables:
 
     def _routes(
         self, switch: str, ways: Forwarding, apart: Mapping[str, None],
-        groups: Mapping[tuple[NextHop, ...], tuple[int, int]],
+        groups: Mapping[tuple[NextHop, ...], tuple[int, int]], own: Collection[Prefix],
     ) -> Iterator[Entry]:
-        own = {(address, 32): hop for host, hop in ways.hosts.items() for address in self._addresses[host]}
-        yield from self._kept(self._made_hosts, switch, ways.hosts, lambda: [
-            Entry(ROUTE, (("dst", prefix),), FORWARD, self._forward(switch, hop)) for prefix, hop in own.items()])
+        """Routes to all but the switch's own hosts.
+
+        own  addresses of those
+        """
         for prefix in self._prefixes.get(switch, ()):  # of hosts that are down, and of none: they do not go up again
             if prefix not in own:
                 yield Entry(ROUTE, (("dst", prefix),), UNREACHABLE)

@@ -93,7 +93,8 @@ class Target:
         self.silence: str = ""
         """Why the controller neither queries the switch nor writes to it, though its session has not ended; usually
         empty."""
-        self._silenced = asyncio.Event()
+        self._writing: asyncio.Task[None] | None = None
+        """The write under way."""
         self.sessions = 0
         """Number of sessions so far: with a new one, the switch may have lost its registers."""
         self.pushes = 0
@@ -150,14 +151,13 @@ class Target:
     def fall_silent(self, why: str) -> None:
         """From now on nothing is asked of the switch or written to it.  What is being written ends with an error when
         this is called a second time: the switch may only be slow."""
-        if self.silence:
-            self._silenced.set()
+        if self.silence and self._writing is not None:
+            self._writing.cancel()
         self.silence = why
 
     async def resume(self) -> None:
         """The switch answers again: write what it lacks."""
         self.silence = ""
-        self._silenced.clear()
         async with self._busy:
             await self._reconcile()
 
@@ -200,7 +200,7 @@ class Target:
             waited = "" if self._gave_up else f"{self.name} is not up after {timeout:g} s: "
             raise SwitchError(f"{waited}{self.problem}")
 
-    def preset(self, part: str, entities: Iterable[Entity]) -> None:
+    def preset(self, part: str, entities: Iterable[Entity] | State) -> None:
         """Set a part of the desired state before `start`."""
         self._desired.put(part, state(entities))
 
@@ -228,7 +228,7 @@ class Target:
         finally:
             self._installs -= 1
 
-    async def replace(self, part: str, entities: Iterable[Entity]) -> None:
+    async def replace(self, part: str, entities: Iterable[Entity] | State) -> None:
         """Replace a part of the desired state; a switch that is down gets it when it comes back."""
         wanted = state(entities)
         async with self._busy:
@@ -287,18 +287,15 @@ class Target:
 
     async def _apply(self, client: Client) -> None:
         """Write the difference, unless the switch falls silent meanwhile.  Raises SwitchError."""
-        write = asyncio.ensure_future(self._write(client))
-        silenced = asyncio.ensure_future(self._silenced.wait())
+        self._writing = asyncio.ensure_future(self._write(client))
         try:
-            await asyncio.wait({write, silenced}, return_when=asyncio.FIRST_COMPLETED)
+            await self._writing
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            raise SwitchError(f"{self.name}: {self.silence}") from None
         finally:
-            silenced.cancel()
-            if not write.done():
-                write.cancel()
-                await asyncio.gather(write, return_exceptions=True)
-        if write.cancelled():
-            raise SwitchError(f"{self.name}: {self.silence}")
-        write.result()
+            self._writing = None
 
     async def _write(self, client: Client) -> None:
         """Write the difference; after a failed or cancelled write, read the actual state first.  Raises SwitchError."""
@@ -394,7 +391,6 @@ class Target:
                 return
             finally:
                 self._client, self.silence = None, ""
-                self._silenced.clear()
                 if client is not None:
                     await client.close()
             await self._sleep(wait or RETRY[min(attempt, len(RETRY) - 1)])
