@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The desired state of a switch, as named parts, and the places where its state may differ since parts have changed.
+"""The desired state of a switch, as named parts, and the places where the switch may hold something else.
 
-Most changes are of a few entities of a switch that holds thousands: only those are compared and written.
+Most changes are of a few entities of a switch that holds thousands: only those are compared and written.  What a switch
+holds is kept where it differs alone, since a fabric of thousands of switches has millions of entities.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from netfold.controller.switch.entities import Conflict, Identity, State
+from netfold.controller.switch.entities import Conflict, Entity, Identity, State
 from netfold.controller.switch.reconcile import Update, diff
 
 
@@ -19,8 +20,9 @@ class Desired:
         self._parts: dict[str, State] = {}
         self.all: State = {}
         """All parts together."""
-        self._changed: dict[Identity, None] | None = None
-        """Entities that parts have added or removed since `settle`; None: the switch may differ anywhere."""
+        self._changed: dict[Identity, Entity | None] | None = None
+        """What the switch holds where that may differ from ``all``; it holds nothing there where this is None.  It
+        holds ``all`` elsewhere.  None: nobody knows what it holds."""
 
     def part(self, name: str) -> State | None:
         """A part; None if there is none of that name."""
@@ -37,8 +39,8 @@ class Desired:
         self._parts.pop(name, None)
         self._drop([key for key in before if key not in wanted])
         self._parts[name] = wanted
-        self.all |= wanted
         self._note(new)
+        self.all |= wanted
 
     def remove(self, name: str) -> bool:
         """Remove a part.  Returns False if there is none of that name."""
@@ -51,41 +53,45 @@ class Desired:
         self._parts[to] = self._parts.pop(name)
 
     @property
+    def is_compared(self) -> bool:
+        """True if it is known where the switch may differ."""
+        return self._changed is not None
+
+    @property
     def size(self) -> int:
         """Number of entities that `lacking` compares."""
-        return len(self.all if self._changed is None else self._changed)
+        return len(self._changed or ())
 
-    def lacking(self, actual: State) -> list[Update]:
-        """The updates that a switch with this state lacks."""
-        if self._changed is None:
-            return diff(actual, self.all)
-        return diff(*({key: held[key] for key in self._changed if key in held} for held in (actual, self.all)))
+    def compare(self, actual: State) -> None:
+        """The switch holds this."""
+        self._changed = {key: held for key, held in actual.items() if self.all.get(key) != held}
+        self._changed |= dict.fromkeys(key for key in self.all if key not in actual)
 
-    def settle(self, actual: State) -> None:
-        """The switch, which had this state, holds what it should: make ``actual`` that."""
-        if self._changed is None:
-            actual.clear()
-            actual |= self.all
-        for key in self._changed or ():
-            if (entity := self.all.get(key)) is None:
-                actual.pop(key, None)
-            else:
-                actual[key] = entity
+    def lacking(self) -> list[Update]:
+        """The updates that the switch lacks, once it is known where it may differ."""
+        assert self._changed is not None
+        return diff({key: held for key, held in self._changed.items() if held is not None},
+                    {key: self.all[key] for key in self._changed if key in self.all})
+
+    def settle(self) -> None:
+        """The switch holds what it should."""
         self._changed = {}
 
     def unsettle(self) -> None:
-        """From now on the switch may differ anywhere."""
+        """From now on nobody knows what the switch holds."""
         self._changed = None
 
     def _drop(self, keys: Iterable[Identity]) -> None:
         gone = [key for key in keys if not self._has(key)]
+        self._note(gone)
         for key in gone:
             del self.all[key]
-        self._note(gone)
 
     def _note(self, keys: Iterable[Identity]) -> None:
+        """These are about to change: the switch holds what they were."""
         if self._changed is not None:
-            self._changed.update(dict.fromkeys(keys))
+            for key in keys:
+                self._changed.setdefault(key, self.all.get(key))
 
     def _has(self, key: Identity, *, but: str = "") -> bool:
         """True if a part other than ``but`` has an entity."""

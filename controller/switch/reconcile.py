@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
+
+import msgspec
 
 from netfold.controller.switch.entities import Entity, Entry, State
 
 Verb = Literal["insert", "modify", "delete"]
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(msgspec.Struct, frozen=True, gc=False):
     """One write to a switch."""
 
     verb: Verb

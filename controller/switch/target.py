@@ -99,6 +99,8 @@ class Target:
         """Number of sessions so far: with a new one, the switch may have lost its registers."""
         self.pushes = 0
         """Number of pipelines that this controller has pushed."""
+        self.entries = 0
+        """Number of entities that the switch held when that was last known."""
         self.found: dict[int, State] | None = None
         """State of jobs that an earlier controller has left on the switch, by epoch; None until it was read, at the
         first connection."""
@@ -114,9 +116,6 @@ class Target:
         self._on_found = on_found
         self._on_superseded = on_superseded
         self._desired = Desired()
-        self._actual: State = {}
-        self._actual_unknown = True
-        """True if the switch may hold other entities than ``_actual``."""
         self._client: Client | None = None
         self._busy = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -170,11 +169,6 @@ class Target:
     def packets_dropped(self) -> int:
         """Packet-ins of the current session that were dropped on their way here; 0 where there is none."""
         return 0 if self._client is None else self._client.packets_dropped
-
-    @property
-    def entries(self) -> int:
-        """Number of entities that the switch holds."""
-        return len(self._actual)
 
     def start(self) -> None:
         """Begin to keep the switch in its desired state."""
@@ -239,7 +233,7 @@ class Target:
     async def uninstall(self, parts: Collection[str]) -> None:
         """Remove parts from the desired state; a switch that is down loses them when it comes back."""
         async with self._busy:
-            if [part for part in parts if self._desired.remove(part)] or self._actual_unknown:
+            if [part for part in parts if self._desired.remove(part)] or not self._desired.is_compared:
                 await self._reconcile()
 
     def claim(self, epoch: int, part: str) -> None:
@@ -260,19 +254,21 @@ class Target:
         SwitchError."""
         async with self._busy:
             client = self.client
-            await self._read(client)
-            actual, updates = dict(self._actual), self._desired.lacking(self._actual)
+            actual = await self._read(client)
+            updates = self._desired.lacking()
             if repair:
                 await self._apply(client)
-            else:
-                self._actual_unknown |= bool(updates)  # whatever is written next mends this, too
+            elif updates:
+                self._desired.unsettle()  # whatever is written next mends this, too
             return actual, updates
 
-    async def _read(self, client: Client) -> None:
-        """Learn the actual state from the switch.  Raises SwitchError."""
-        self._actual = await client.read_state(tables.MANAGED)
-        self._actual_unknown = False
-        self._desired.unsettle()
+    async def _read(self, client: Client) -> State:
+        """Learn the actual state from the switch, and compare it.  Raises SwitchError."""
+        actual = await client.read_state(tables.MANAGED)
+        await self._turn(max(len(actual), len(self._desired.all)) // COMPARED)
+        self._desired.compare(actual)
+        self.entries = len(actual)
+        return actual
 
     async def _reconcile(self) -> None:
         """Bring the switch to its desired state if it is connected."""
@@ -299,18 +295,18 @@ class Target:
 
     async def _write(self, client: Client) -> None:
         """Write the difference; after a failed or cancelled write, read the actual state first.  Raises SwitchError."""
-        if self._actual_unknown:
+        if not self._desired.is_compared:
             await self._read(client)
         await self._turn(self._desired.size // COMPARED)
-        updates = self._desired.lacking(self._actual)
+        updates = self._desired.lacking()
         if updates:
-            self._actual_unknown = True
+            self._desired.unsettle()
             for start in range(0, len(updates), self._turns.size):
                 batch = updates[start : start + self._turns.size]
                 await self._turn(len(batch))
                 await client.write(batch)
-            self._actual_unknown = False
-        self._desired.settle(self._actual)
+        self._desired.settle()
+        self.entries = len(self._desired.all)
 
     async def _turn(self, updates: int) -> None:
         """Wait for a turn of the event loop with room for so many updates."""
@@ -328,10 +324,10 @@ class Target:
         """At the first connection: keep what an earlier controller has left of its jobs.  Raises SwitchError."""
         if self.found is not None:
             return
-        await self._read(client)
-        await self._turn(len(self._actual) // COMPARED)
+        actual = await self._read(client)
+        await self._turn(len(actual) // COMPARED)
         desired = self._desired.all
-        left = fold_tables.by_epoch(entity for key, entity in self._actual.items() if key not in desired)
+        left = fold_tables.by_epoch(entity for key, entity in actual.items() if key not in desired)
         self.found, self.was_empty = {epoch: state(entities) for epoch, entities in left.items()}, empty
         for epoch, entities in self.found.items():
             self._desired.put(_left_part(epoch), entities)
@@ -353,14 +349,14 @@ class Target:
                     pushed = await client.ensure_pipeline()
                     self.pushes += pushed
                     loaded = self._clock()
-                    self._actual_unknown = True
+                    self._desired.unsettle()
                     await self._read_jobs(client, empty=pushed)
                     await self._apply(client)
                     self._client, client.on_ports = client, self._on_change
                     self.sessions += 1
                     self._set_problem("")
                 log.info("%s: up, %d entries; connected after %.0f ms, program loaded in %.0f, entries written in %.0f",
-                         self.name, len(self._actual), 1e3 * (connected - began), 1e3 * (loaded - connected),
+                         self.name, self.entries, 1e3 * (connected - began), 1e3 * (loaded - connected),
                          1e3 * (self._clock() - loaded))
                 self._set_problem(await client.ended() or "the session ended")
                 if self._clock() - began >= STEADY:

@@ -79,7 +79,7 @@ def test_switches_hold_what_the_controller_wants(switches: Switches) -> None:
                 assert [target.pushes for target in controller._targets.values()] == [0] * 4
                 assert await held(controller) == dict.fromkeys(names, True)
                 assert all(e.table != tables.CONNECTION for t in controller._targets.values()
-                           for e in t._actual.values() if hasattr(e, "table"))
+                           for e in t._desired.all.values() if hasattr(e, "table"))
                 plans = await together(fabric, 2)
                 target = controller._targets["leaf1"]
                 switches.kill("leaf1")
