@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 
@@ -40,8 +41,10 @@ class PreparedAllreduce(PreparedCall):
         self._ranks, self._op, self._reduction, self._coding, self._algorithm = ranks, op, reduction, coding, algorithm
         self._kept = kept
 
-    def carry(self, array: Array, out: Array | None, name: str, feedback: Array | None = None) -> Array:
-        """Makes one of them; the parameters are those of ``Group.allreduce``."""
+    def carry(
+        self, array: Array, out: Array | None, name: str, feedback: Array | None = None, inner: Any = None
+    ) -> Array:
+        """Makes one of them; the parameters are those of ``Group.allreduce``, and ``inner`` that of a request."""
         ranks, reduction, algorithm = self._ranks, self._reduction, self._algorithm
         if feedback is not None:
             check_feedback(feedback, array)
@@ -51,7 +54,7 @@ class PreparedAllreduce(PreparedCall):
             return result
         number = ranks.begin(name, array.nbytes, reduction.op, reduction.element)
         try:
-            request = self._request(array, result, number, name, feedback)
+            request = self._request(array, result, number, name, feedback, inner)
             saturated = ranks.dispatch.allreduce(request)
             ranks.dispatch.prepare(request)
         except BaseException as error:
@@ -112,11 +115,11 @@ class PreparedAllreduce(PreparedCall):
         return out
 
     def _request(
-        self, array: Array, out: Array, number: int, name: str, feedback: Array | None = None
+        self, array: Array, out: Array, number: int, name: str, feedback: Array | None = None, inner: Any = None
     ) -> AllreduceRequest:
         return AllreduceRequest(
             array, out, self._reduction, number, self._coding, self._algorithm, feedback, name,
-            self if self._kept else None,
+            self if self._kept else None, inner,
         )
 
 

@@ -221,6 +221,13 @@ class Communicator(Group):
         return self._parts.rails
 
     @property
+    def may_reduce_inside(self) -> bool:
+        """True if some of the ranks share a machine, and fold or may fold later (``machine_group``); it never
+        changes."""
+        dispatch, peers = self._parts.dispatch, self.plan.peers
+        return (dispatch.switches is not None or dispatch.may_open) and len({one.address for one in peers}) < len(peers)
+
+    @property
     def shared_memory_rate(self) -> float:
         """Measured rate, in bytes per second, of the shared memory in which the ranks of a machine reduce before the
         switches do; 0 if each rank has a machine of its own, or nothing folds."""

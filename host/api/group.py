@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from netfold.host.api.work import OperationSequencer, Work
 from netfold.host.collectives import REDUCE
 from netfold.host.operation.arrays import Array, native, pieces_of, result_of, rows_of
 from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding
-from netfold.host.operation.reduction import ReduceOp, reduction_of
+from netfold.host.operation.reduction import ReduceOp, Reduction, reduction_of
 from netfold.host.operation.request import ALLREDUCE, AllreduceRequest
 from netfold.host.parameters.optimizers import Optimizer
 from netfold.host.selection.choice import INNET
@@ -142,13 +142,43 @@ class Group(GroupFacts, DataMovement):
             coding = self._coding.asked(
                 array, op, reduction.element, lane_bits, rounding, feedback, saturate, reproducible
             )
-            kept = len(self._prepared) < REMEMBERED
-            prepared = PreparedAllreduce(self._ranks, op, reduction, coding, algorithm, kept=kept)
-            if kept:
-                self._prepared[kind] = prepared
+            prepared = self._prepare(kind, op, reduction, coding, algorithm)
         if prepared.repeated is None:
             return prepared.carry(array, out, name, feedback)
         return prepared.repeat(array, out, name)
+
+    def _prepare(
+        self, kind: tuple[object, ...], op: ReduceOp, reduction: Reduction, coding: Coding, algorithm: str | None
+    ) -> PreparedAllreduce:
+        kept = len(self._prepared) < REMEMBERED
+        prepared = PreparedAllreduce(self._ranks, op, reduction, coding, algorithm, kept=kept)
+        if kept:
+            self._prepared[kind] = prepared
+        return prepared
+
+    def machine_group(self, opener: Any) -> Any | None:
+        """The group by which the ranks of this machine reduce tensors on devices themselves (``FoldingRail.inside``),
+        if these ranks fold; None: ``allreduce`` carries them.  Its parameter and errors are those of ``inside``."""
+        switches = self._ranks.dispatch.switches
+        if switches is None or switches.fallback:
+            return None
+        return switches.inside(opener, partial(self._ranks.operation, f"opening {opener.kind}", counted=False))
+
+    def allreduce_inside(self, step: Any, op: ReduceOp, element: str, *, name: str = ALLREDUCE) -> None:
+        """``allreduce``, in place, of values on a device, which the ranks of this machine reduce by a
+        ``machine_group``.
+
+        step     a ``DeviceStep`` of that group, with the values
+        element  the dtype of the caller's values; those of the step are its ``Reduction.wide``
+        """
+        reduction, array = Reduction(op, element), step.array
+        reduction = reduction.wide if reduction.half else reduction
+        kind = (array.dtype, array.nbytes, op, element, step.kind)
+        prepared = self._prepared.get(kind)
+        if prepared is None:
+            coding = self._coding.asked(array, op, reduction.element, None, None, None, False)
+            prepared = self._prepare(kind, op, reduction, coding, None)
+        prepared.carry(array, array, name, inner=step)
 
     def iallreduce(
         self,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps among the ranks of one machine before and after they fold; ``SharedRows`` implements them.
+"""The steps among the ranks of one machine before and after they fold: ``SharedRows`` makes them in shared memory, and
+``staging.device_step.DeviceStep`` on the ranks' devices.
 
     reduce_scatter    each rank ends with the machine's reduction of its own piece of a window
     all_gather        each rank ends with all pieces
@@ -8,11 +9,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from netfold.host.collectives.flow import Strand
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
+
+ROW: Final = 2 << 20
+"""Bytes of the longest window: the same on all machines, however each of them makes its steps."""
+
+
+def windows_of(row: int, count: int, itemsize: int) -> Iterator[slice]:
+    """``count`` elements in windows of at most ``row`` bytes."""
+    most = row // itemsize
+    for at in range(0, count, most):
+        yield slice(at, min(at + most, count))
 
 
 class InnerStep(Protocol):

@@ -30,14 +30,13 @@ import numpy as np
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.broadcast import binomial
 from netfold.host.collectives.flow import Strand, run
+from netfold.host.collectives.inner_step import ROW, windows_of
 from netfold.host.errors import TransportError
 from netfold.host.job_secret import derive
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
 
-ROW = 2 << 20
-"""Bytes of each rank's row; long data is processed in windows of this size."""
 SHARED = "/dev/shm"
 NONCE_BYTES = 16
 NAME_BYTES = 16
@@ -47,57 +46,25 @@ NAME_BYTES = 16
 class SharedRows:
     """Two rows of ``row`` bytes for each rank of ``local``, a mesh (or Subset) of ranks of one machine.
 
-    All ranks make it together, inside an operation.  The file's name is removed as soon as all ranks have opened it, so
-    a crash leaves nothing behind.  Raises TransportError where the machine has no room, or the file is not this user's.
+    All ranks make it together, inside an operation.  Raises TransportError as ``shared_file`` does.
     """
 
     def __init__(self, local: Mesh, *, row: int = ROW) -> None:
         self._local = local
         self.row = row
         size = 2 * row * local.size
-        nonce = np.zeros(NONCE_BYTES, np.uint8)
-        path, refused = "", ""
-        memory: mmap.mmap | None = None
+        file = shared_file(local, size)
         try:
-            if local.rank == 0:
-                drawn = secrets.token_bytes(NONCE_BYTES)
-                try:
-                    memory = _create(_path(local, drawn), size)
-                    path = _path(local, drawn)
-                    nonce[:] = np.frombuffer(drawn, np.uint8)
-                except OSError as error:  # a nonce of zeros tells the others that it failed
-                    refused = f" ({error.strerror})"
-            run(local, binomial(local, nonce))
-            if local.rank and nonce.any():
-                try:
-                    memory = _open(_path(local, nonce.tobytes()), size)
-                except OSError as error:
-                    refused = f" (this process does not see the first rank's {SHARED}: {error.strerror})"
-            run(local, barrier(local))
-        except BaseException:
-            if memory is not None:
-                memory.close()
-            raise
+            self._memory = mmap.mmap(file, size)
         finally:
-            if path:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
-        if memory is None:
-            raise TransportError(
-                errno.ENOMEM,
-                f"rank {local.rank} of a machine's {local.size}: no {size} bytes of shared memory{refused}: give the "
-                f"machine a larger {SHARED}, or use an algorithm without shared memory",
-            )
-        self._memory = memory
-        self._rows = np.frombuffer(memory, np.uint8, size).reshape(2, local.size, row)
+            os.close(file)
+        self._rows = np.frombuffer(self._memory, np.uint8, size).reshape(2, local.size, row)
         self._turn = 0
         """Index of the set of rows to use next."""
 
     def windows(self, count: int, itemsize: int) -> Iterator[slice]:
-        """``count`` elements in windows that fit into a row."""
-        most = self.row // itemsize
-        for at in range(0, count, most):
-            yield slice(at, min(at + most, count))
+        """See ``InnerStep``."""
+        return windows_of(self.row, count, itemsize)
 
     def reduce_scatter(self, data: Flat, out: Flat, reduction: Reduction, pieces: Sequence[slice]) -> Strand:
         """See ``InnerStep``."""
@@ -144,26 +111,68 @@ class SharedRows:
         return self._rows[self._turn, rank, : like.nbytes].view(like.dtype)
 
 
+def shared_file(local: Mesh, size: int) -> int:
+    """The descriptor of a file of so many bytes in shared memory, for the ranks of one machine alone; they call it
+    together, inside an operation.
+
+    The file's name is removed as soon as all ranks have opened it, so a crash leaves nothing behind.  Raises
+    TransportError where the machine has no room, or the file is not this user's.
+    """
+    nonce = np.zeros(NONCE_BYTES, np.uint8)
+    path, refused, file = "", "", -1
+    try:
+        if local.rank == 0:
+            drawn = secrets.token_bytes(NONCE_BYTES)
+            try:
+                file = _create(_path(local, drawn), size)
+                path = _path(local, drawn)
+                nonce[:] = np.frombuffer(drawn, np.uint8)
+            except OSError as error:  # a nonce of zeros tells the others that it failed
+                refused = f" ({error.strerror})"
+        run(local, binomial(local, nonce))
+        if local.rank and nonce.any():
+            try:
+                file = _open(_path(local, nonce.tobytes()), size)
+            except OSError as error:
+                refused = f" (this process does not see the first rank's {SHARED}: {error.strerror})"
+        run(local, barrier(local))
+    except BaseException:
+        if file >= 0:
+            os.close(file)
+        raise
+    finally:
+        if path:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+    if file < 0:
+        raise TransportError(
+            errno.ENOMEM,
+            f"rank {local.rank} of a machine's {local.size}: no {size} bytes of shared memory{refused}: give the "
+            f"machine a larger {SHARED}, or use an algorithm without shared memory",
+        )
+    return file
+
+
 def _path(local: Mesh, nonce: bytes) -> str:
     """The file that ranks of this job mean by a nonce."""
     return f"{SHARED}/netfold-{derive(local.secret, 'shared memory', nonce.hex())[:NAME_BYTES].hex()}"
 
 
-def _create(path: str, size: int) -> mmap.mmap:
-    """Makes and maps a file that nobody but this user can open.  Raises OSError."""
+def _create(path: str, size: int) -> int:
+    """Makes and opens a file that nobody but this user can open.  Raises OSError."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        os.posix_fallocate(file, 0, size)
-        return mmap.mmap(file, size)
+        if size:
+            os.posix_fallocate(file, 0, size)
     except BaseException:
         os.unlink(path)
-        raise
-    finally:
         os.close(file)
+        raise
+    return file
 
 
-def _open(path: str, size: int) -> mmap.mmap:
-    """Maps a file that another process of this user has made by ``_create``.  Raises OSError."""
+def _open(path: str, size: int) -> int:
+    """Opens a file that another process of this user has made by ``_create``.  Raises OSError."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         found = os.fstat(file)
@@ -174,6 +183,7 @@ def _open(path: str, size: int) -> mmap.mmap:
             )
         if found.st_size != size:
             raise OSError(errno.EINVAL, f"{path} has {found.st_size} bytes; expected {size}")
-        return mmap.mmap(file, size)
-    finally:
+    except BaseException:
         os.close(file)
+        raise
+    return file

@@ -26,8 +26,9 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from typing import Any
 
 from netfold.host.client.fold_control import NO_CONTROLLER, FoldControl
 from netfold.host.collectives.barrier import barrier
@@ -39,6 +40,7 @@ from netfold.host.errors import NetFoldError, PeerLost
 from netfold.host.innet.bystander import Bystander
 from netfold.host.innet.fold import FoldRail
 from netfold.host.innet.fold_loop import TRIAL
+from netfold.host.innet.machine_groups import MachineGroups
 from netfold.host.innet.machine_windows import MachinePlace, Step, allreduce_steps, rows_steps
 from netfold.host.innet.netreduce_conditions import beats_ring, ratio
 from netfold.host.mesh.mesh import Subset
@@ -112,6 +114,9 @@ class ParallelFold:
             if isinstance(opened, Unfit):
                 raise opened
             undo.pop_all()
+        self._groups = MachineGroups(
+            peers, self._local, self._place, address, timeout, link=plan.rate, memory=self.shared_memory_rate
+        )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="netfold-fold")
         self._operations = 0
         self._bytes = 0
@@ -166,9 +171,12 @@ class ParallelFold:
 
     def allreduce(self, request: AllreduceRequest) -> int:
         """Carries a request (``Rail``).  Raises what ``FoldRail`` raises, and PeerLost."""
-        out, coding = request.out, request.coding
-        what = f"{request.reduction.op} of {out.size} x {out.dtype}{_in_lanes(coding)}"
-        self._carry(f"{what}, folded by machines", allreduce_steps(request, self._place, self._inner), out.nbytes)
+        out, coding, inside = request.out, request.coding, ""
+        inner: InnerStep = self._inner
+        if request.inner is not None:
+            inner, inside = request.inner, f", {request.inner.kind} inside"
+        what = f"{request.reduction.op} of {out.size} x {out.dtype}{_in_lanes(coding)}, folded by machines{inside}"
+        self._carry(what, allreduce_steps(request, self._place, inner), out.nbytes)
         return elements_at_ends(out) if coding.saturate else 0
 
     def _carry(self, what: str, steps: Iterator[Step], nbytes: int) -> None:
@@ -228,6 +236,9 @@ class ParallelFold:
             self._peers.size, self._place.largest, self.shared_memory_rate, self._rate
         )
 
+    def inside(self, opener: Any, operation: Callable[[], AbstractContextManager[object]]) -> Any | None:
+        return self._groups.of(opener, operation)
+
     def trial(self, data: Flat, number: int) -> None:
         with self._fold.uncounted():
             self._run(allreduce_steps(AllreduceRequest(data, data, TRIAL, number), self._place, self._inner))
@@ -259,9 +270,10 @@ class ParallelFold:
         )
         inside, needed = self.shared_memory_rate, ratio(self._peers.size, place.largest)
         if not self._rate:
-            return f"{folds}; {inside / 1e9:.3g} GB/s in a machine"
+            return f"{folds}; {inside / 1e9:.3g} GB/s in a machine{self._groups.describe()}"
         have = f"{inside / self._rate:.3g} times its link's {self._rate / 1e9:.3g}"
-        return f"{folds}; {inside / 1e9:.3g} GB/s in a machine, {have}, more than {needed:.3g} suffices"
+        return (f"{folds}; {inside / 1e9:.3g} GB/s in a machine, {have}, more than {needed:.3g} suffices"
+                f"{self._groups.describe()}")
 
     def halt(self, number: int) -> None:
         """Requests a recovery round of the fold (``FoldRail.halt``)."""
@@ -285,6 +297,7 @@ class ParallelFold:
         self._thread.shutdown()
         self._fold.close()
         self._inner.close()
+        self._groups.close()
 
 
 def _close(opened: tuple[FoldRail | Bystander, InnerStep]) -> None:

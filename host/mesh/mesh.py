@@ -140,6 +140,12 @@ class Mesh(ABC):
         why each has left in order.  A mesh whose ranks cannot die one by one does nothing."""
         del lost, left
 
+    def look(self) -> None:
+        """Moves what can be moved at once, while this rank waits for something else.  Raises PeerLost where a rank is
+        lost from which a message is awaited, and what ``interrupt`` was called with.  A mesh whose ranks cannot die one
+        by one does nothing."""
+        self.wait([])
+
     def interrupt(self, error: NetFoldError) -> None:
         """Called by another thread: what is waited for ends with this error, and so does all that follows."""
         raise NotImplementedError(f"a mesh over {self.kind} cannot be interrupted")
@@ -204,6 +210,9 @@ class Subset(Mesh):
 
     def flush(self) -> None:
         self._mesh.flush()
+
+    def look(self) -> None:
+        self._mesh.look()
 
     def begin(self, call: Call) -> None:
         self._mesh.begin(call)

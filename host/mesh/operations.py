@@ -207,6 +207,11 @@ class Operations:
                 self.report_lost(link.rank, self._why_gone(link))
         return self._work.poll(seconds)
 
+    def look(self) -> None:
+        """See ``Mesh``."""
+        self.poll(0.0)
+        self._ask_controller()
+
     def watched_by(self, watch: Callable[[float], bool] | None) -> None:
         """See ``Mesh``; every ``WATCHED_SLICE_SECONDS``."""
         self._watcher = watch

@@ -103,6 +103,10 @@ class TcpMesh(Mesh):
         """See ``Mesh``."""
         self.operations.told_by(lost, left)
 
+    def look(self) -> None:
+        """See ``Mesh``."""
+        self.operations.look()
+
     def interrupt(self, error: NetFoldError) -> None:
         """See ``Mesh``."""
         self.operations.interrupt(error)

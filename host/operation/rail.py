@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass, field
 from typing import Any, Final, Literal, Protocol, get_args
 
@@ -201,6 +202,15 @@ class FoldingRail(Rail, Protocol):
     def shared_memory_rate(self) -> float:
         """Bytes per second that a rank reduces through its machine's shared memory, as measured; 0 where it is alone on
         its machine."""
+
+    def inside(self, opener: Any, operation: Callable[[], AbstractContextManager[object]]) -> Any | None:
+        """The group by which the ranks of this rank's machine are to reduce tensors on devices themselves
+        (``staging.device_step.MachineGroup``); None: they are not.  All of them call it alike, between operations.
+
+        opener     opens such a group, of one kind, once (``torch.machine_group.Opener``)
+        operation  a context for an operation of the machine's ranks, in which it is opened
+        Raises TransportError where it cannot be opened, and must.
+        """
 
     @property
     def suffices(self) -> bool:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -34,6 +34,8 @@ class AllreduceRequest(msgspec.Struct, frozen=True):
     feedback   float32, as many as ``source`` has: the residual of narrow lanes, which is added first and then replaced
     name       the caller's name for it; it may differ between ranks
     prepared   what earlier requests of its kind have found out; None: each is decided anew
+    inner      an ``InnerStep`` in place of the machine's shared memory, which has the values on a device
+               (``staging.device_step``): the arrays, memory of the host, are not filled before it ``stage``s them
 
     Arrays have any shape and layout at first; a ``Rail`` gets them flat (``conversion``).
     """
@@ -47,6 +49,7 @@ class AllreduceRequest(msgspec.Struct, frozen=True):
     feedback: Array | None = None
     name: str = ALLREDUCE
     prepared: PreparedCall | None = None
+    inner: Any = None
 
     @property
     def nbytes(self) -> int:

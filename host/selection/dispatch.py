@@ -206,11 +206,17 @@ class Dispatch:
                 return repeated
         switches = self.switches
         known: Chosen | None = None if request.prepared is None else request.prepared.choice
-        chosen = known.way if known is not None and self._holds(known) else self._choose(request)
+        if request.inner is not None:
+            chosen: str | None = INNET
+        else:
+            chosen = known.way if known is not None and self._holds(known) else self._choose(request)
         fallback = ""
         if switches is not None:
             if chosen == INNET and not switches.begin(request.number):
                 chosen = None  # no trees are left, and no rank has begun this operation
+                if request.inner is not None:
+                    request.inner.stage()
+                    request = structs.replace(request, inner=None)
                 self._lose_fold()
             fallback = switches.fallback
         rail: Rail = self.hosts
@@ -218,7 +224,7 @@ class Dispatch:
             rail = self._fold
             carried = in_lanes(request, narrows=rail.narrows)
             if flight is not None and rail is switches:  # the others say more themselves
-                flight.note(rail.name)
+                flight.note(rail.name if request.inner is None else f"{rail.name}, {request.inner.kind} inside")
         else:
             carried = between_hosts(request, chosen)
         before = rail.retransmissions

@@ -108,18 +108,20 @@ def measure(mesh: Mesh, *, clock: Callable[[], float] = time.perf_counter) -> Me
 
 
 def measure_inside(
-    mesh: Mesh, local: Mesh, rows: InnerStep, *, parts: int, clock: Callable[[], float] = time.perf_counter
+    mesh: Mesh, local: Mesh, rows: InnerStep, *, parts: int, clock: Callable[[], float] = time.perf_counter,
+    memory: Flat | None = None,
 ) -> LinkCost:
     """The cost of the inner step as a link of the model: 2 (m-1) alpha + 2 (m-1)/m n beta is what reduce-scatter and
     all-gather of n bytes take, barriers, copies and adding included, on the machine where they take the longest.  All
     ranks of ``mesh`` call it together, inside an operation.
 
-    parts  pieces of a window, which the first ranks of each machine reduce
+    parts   pieces of a window, which the first ranks of each machine reduce
+    memory  float32 of a window, where the inner step cannot take any
     """
     reduction = Reduction("sum", "float32")
 
     def both(nbytes: int) -> float:
-        data = np.zeros(nbytes // 4, np.float32)
+        data = np.zeros(nbytes // 4, np.float32) if memory is None else memory[: nbytes // 4]
         pieces = first_pieces(data.size, parts, local.size)
         run(local, barrier(local))
         begin = clock()

@@ -320,15 +320,16 @@ class TensorParts(Staged):
     """Copies of a tensor that is reduced in place, part by part.
 
     whole  in one part, since the reduction is done or not done as a whole
+    ahead  copies out begin at once, as far as there is room
     """
 
-    def __init__(self, lane: Lane, tensor: torch.Tensor, *, whole: bool = False) -> None:
+    def __init__(self, lane: Lane, tensor: torch.Tensor, *, whole: bool = False, ahead: bool = True) -> None:
         spread = Spread(lane.device, tensor)
-        flat = spread.dense.view(-1)
+        self._flat = flat = spread.dense.view(-1)
         self._places = places_of_parts(flat.numel(), flat.element_size(), whole=whole)
         super().__init__(lane, [Bundle(lane, [flat[place]]) for place in self._places], spread)
         try:
-            for bundle in self._bundles:
+            for bundle in self._bundles if ahead else ():
                 if not bundle.take(if_room=True):
                     break
                 bundle.out(lane.out, self._ready)

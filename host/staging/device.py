@@ -8,7 +8,7 @@ share.  Tests have one whose copies happen as late as events and streams allow (
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Protocol
 
@@ -120,6 +120,48 @@ class Accelerator:
     def capturing(self) -> bool:
         asks = getattr(self._module, "is_current_stream_capturing", None)
         return bool(asks is not None and asks())
+
+
+class Cpu:
+    """The CPU as a device, for tensors that are treated as those of accelerators: whatever it is given is done at once.
+    It is its own stream, and its own event."""
+
+    place = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.pool = Pool(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
+
+    def current(self) -> Cpu:
+        return self
+
+    stream = event = current
+
+    def record(self, stream: object) -> None:
+        """Nothing is left to do."""
+
+    wait_event = record
+
+    def synchronize(self) -> None:
+        """Nothing is left to wait for."""
+
+    def query(self) -> bool:
+        return True
+
+    def on(self, stream: object) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def enqueue(self, stream: object, work: Callable[[], object]) -> None:
+        with torch.inference_mode():
+            work()
+
+    def hold(self, tensor: torch.Tensor, stream: object) -> None:
+        """Nothing outlives the call."""
+
+    def future(self) -> Future[Any]:
+        return Future()
+
+    def capturing(self) -> bool:
+        return False
 
 
 def kind() -> str | None:

@@ -57,7 +57,7 @@ def create(opts: Any, options: Options | None) -> NetfoldGroup:
         without_traceback(refused)
         raise
     try:
-        return NetfoldGroup(opts.store, communicator, opts.timeout, together=together)
+        return NetfoldGroup(opts.store, communicator, opts.timeout, together=together, inside=options.inside)
     except BaseException:
         communicator.close()
         raise

@@ -26,6 +26,7 @@ from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.mesh.sockets import listen
 from netfold.host.opening.planes import RAILS_VARIABLE
 from netfold.host.operation.coding import LaneBits
+from netfold.host.torch.machine_group import Inside
 from netfold.rpc.channel import CONTROLLER_VARIABLE
 from netfold.wire.jobs import PROTOCOL, Peer, Plan, Secret
 
@@ -53,6 +54,9 @@ class Options:
     reproducible  of reductions of floats, as for Communicator; $NETFOLD_REPRODUCIBLE
     together      of the backend: a reduce-scatter joins the all-gather before it that is still under way, as in FSDP's
                   backward pass; must be the same on all ranks; $NETFOLD_TOGETHER, else no
+    inside        of the backend: what sums tensors on devices inside a machine of several ranks: "group", a process
+                  group between them, "memory", shared memory, or "auto", the faster one where there is NCCL;
+                  $NETFOLD_INSIDE, else "auto"
     timeout       seconds without progress after which a collective gives up; $NETFOLD_TIMEOUT, else the process
                   group's own timeout, or 10 for ``join``
     join_timeout  seconds to wait for the other ranks
@@ -66,6 +70,7 @@ class Options:
     lane_bits: LaneBits | None = None
     reproducible: bool | None = None
     together: bool | None = None
+    inside: Inside | None = None
     timeout: float | None = None
     join_timeout: float = 30.0
 

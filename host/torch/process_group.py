@@ -31,6 +31,7 @@ from netfold.host.torch.arguments import factor_of, known_operation, only_tensor
 from netfold.host.torch.beside import Following, JoiningScatter, joinable_gather, warn_where_nothing_joins
 from netfold.host.torch.calls import started
 from netfold.host.torch.forked import leave_to_parent
+from netfold.host.torch.machine_group import Inside
 from netfold.host.torch.messenger import Messenger, open_messenger
 from netfold.host.torch.reducer import Reducer
 from netfold.host.torch.staged import arrive, staged
@@ -59,15 +60,17 @@ class NetfoldGroup(dist.ProcessGroup):
     """A process group of backend "netfold".  Owns the communicator.
 
     together  reduce-scatters may join the all-gather before them (``beside``)
+    inside    as in ``Options``
     """
 
     def __init__(
-        self, store: dist.Store, communicator: Communicator, timeout: timedelta, *, together: bool = False
+        self, store: dist.Store, communicator: Communicator, timeout: timedelta, *, together: bool = False,
+        inside: Inside | None = None,
     ) -> None:
         rank, size = communicator.rank, communicator.size
         super().__init__(rank, size)
         self.communicator = communicator
-        self._reducer = Reducer(communicator)
+        self._reducer = Reducer(communicator, inside=inside)
         self.together = together
         if together:
             warn_where_nothing_joins(communicator)

@@ -19,12 +19,16 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.api.work import Work
 from netfold.host.errors import Closed
 from netfold.host.operation.coding import LaneBits, narrows
+from netfold.host.operation.rail import FOLDED
 from netfold.host.operation.reduction import ReduceOp
-from netfold.host.staging.copies import Staged, Staging, TensorParts
+from netfold.host.staging.copies import Lane, Staged, Staging, TensorParts
+from netfold.host.staging.device import Cpu
+from netfold.host.staging.device_step import InsideParts
 from netfold.host.staging.lanes import NarrowLanes
 from netfold.host.staging.narrow_parts import NarrowParts
 from netfold.host.torch.beside import Following, JoiningScatter
 from netfold.host.torch.completion import Call, StartedOperation, on_our_thread
+from netfold.host.torch.machine_group import Inside, Opener, inside_from_environment, kind_of
 from netfold.host.torch.parts import allreduce
 from netfold.host.torch.tensors import as_array, dtype_name
 
@@ -68,11 +72,16 @@ class Reducer:
     """Starts collectives on tensors through a communicator that it does not own.
 
     staging  of tensors on devices
+    inside   what reduces them inside a machine; default: what the environment says
     """
 
-    def __init__(self, comm: Communicator, staging: Staging | None = None) -> None:
+    def __init__(
+        self, comm: Communicator, staging: Staging | None = None, inside: Inside | None = None
+    ) -> None:
         self.comm = comm
         self.staging = staging or Staging()
+        self._inside = inside_from_environment(inside)
+        self._cpu = Lane(Cpu())
         self._last: PendingCollective | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -99,6 +108,12 @@ class Reducer:
         """
         how: dict[str, Any] = {"op": op, "name": name, "lane_bits": lane_bits, "reproducible": reproducible}
         lane = self.staging.lane(name, [tensor])
+        kind = self._kind_inside(lane, tensor, op, lane_bits, feedback, reproducible)
+        if kind is not None:
+            beside = lane or self._cpu
+            inside = InsideParts(beside, tensor)
+            opener = Opener(kind, beside, forced=self._inside == "group")
+            return self._run(tensor, _named(name, op, tensor), inside, lambda: self._reduce_inside(inside, opener, how))
         if lane is None:
             array, dtype = as_array(tensor)
             left = None if feedback is None else feedback.numpy()
@@ -108,6 +123,11 @@ class Reducer:
         if bits != 32:
             narrow = NarrowParts(lane, tensor, feedback)
             return self._run(tensor, _named(name, op, tensor), narrow, lambda: self._narrow(narrow, bits, op, name))
+        parts = TensorParts(lane, tensor, whole=self.comm.repeats_losses)
+        return self._run(tensor, _named(name, op, tensor), parts, lambda: self._reduce_staged(parts, feedback, how))
+
+    def _reduce_staged(self, parts: TensorParts, feedback: torch.Tensor | None, how: dict[str, Any]) -> None:
+        """Reduces a tensor on a device by copies of all of it, on the communicator's thread."""
         residual = None if feedback is None else feedback.numpy().reshape(-1)
 
         def reduce(part: torch.Tensor, place: slice) -> None:
@@ -115,8 +135,35 @@ class Reducer:
             left = None if residual is None else residual[place].numpy()
             self.comm.allreduce(array, out=array, dtype=dtype, feedback=left, **how)
 
-        parts = TensorParts(lane, tensor, whole=self.comm.repeats_losses)
-        return self._run(tensor, _named(name, op, tensor), parts, lambda: parts.run(reduce))
+        parts.run(reduce)
+
+    def _kind_inside(
+        self, lane: Lane | None, tensor: torch.Tensor, op: ReduceOp, lane_bits: LaneBits | None,
+        feedback: torch.Tensor | None, reproducible: bool | None,
+    ) -> str | None:
+        """The backend by which the ranks of a machine are to reduce this tensor, if they turn out to fold; None: the
+        whole tensor goes through the memory of the host.  The same on all ranks of a machine whose tensors are on
+        devices, so it asks for nothing that changes while calls are under way."""
+        comm, name = self.comm, dtype_name(tensor.dtype)
+        kind = kind_of(torch.device("cpu") if lane is None else lane.device.place, self._inside)
+        exact = "float" in name and (comm.reproducible if reproducible is None else reproducible)
+        if (
+            kind is None or name not in FOLDED or op not in ("sum", "average") or feedback is not None or exact
+            or comm.repeats_losses or not comm.may_reduce_inside
+            or self._lanes_of(tensor, op, lane_bits, reproducible) != 32
+        ):
+            return None
+        return kind
+
+    def _reduce_inside(self, parts: InsideParts, opener: Opener, how: dict[str, Any]) -> None:
+        """Reduces a tensor by the ranks of each machine and the switches, on the communicator's thread."""
+        group, element = self.comm.machine_group(opener), dtype_name(parts.dtype)
+        if group is None:
+            self._reduce_staged(parts, None, how)
+        else:
+            parts.run_inside(
+                group, lambda step: self.comm.allreduce_inside(step, how["op"], element, name=how["name"])
+            )
 
     def _lanes_of(
         self, tensor: torch.Tensor, op: ReduceOp, lane_bits: LaneBits | None, reproducible: bool | None

@@ -104,7 +104,7 @@ def test_what_lies_there_but_is_not_the_jobs_is_not_opened(tmp_path: Path, monke
     os.mkfifo(path, 0o600)
     with pytest.raises(PermissionError, match="expected a file of mode 0600"):
         shared_memory._open(str(path), 64)
-    shared_memory._open(str(real), 64).close()
+    os.close(shared_memory._open(str(real), 64))
     with pytest.raises(OSError, match="has 64 bytes; expected 128"):
         shared_memory._open(str(real), 128)
     real.chmod(0o660)
