@@ -30,14 +30,16 @@ GRADIENTS = {"hsdp": 3 * 20_752, "tensor_and_data_parallel": 3 * 20_752, "zero":
 steps, or, of all, one of the two ranks of a machine half."""
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("engine", "members"), [("softswitch", 1), ("softswitch", 2), pytest.param("bmv2", 1, marks=ENGINES[1].marks)]
 )
-@in_sandbox(timeout=160)
+@in_sandbox(timeout=260)
 def test_a_training_script_folds_with_one_line_more(engine: Engine, members: int, tmp_path: Path) -> None:
     """The example learns on four ranks, its gradients fold in both spines, and gloo finds its way by itself.
 
-    Two ranks on a host share its link: each folds half.
+    Two ranks on a host share its link: each folds half.  On the same fabric their host's group, gloo's in place of
+    NCCL's, then reduces their tensors, and the death of one of them is named everywhere.
     """
     fabric = leafspine(2, 2, 4 // members, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
     hosts = [host for host in fabric.hosts for _ in range(members)]
@@ -50,6 +52,10 @@ def test_a_training_script_folds_with_one_line_more(engine: Engine, members: int
         ranks = network.launch(command, job="cnn", env=master | resolver | threads, hosts=hosts)
         first, last = ranks.wait(within=120)[0][-1].split("loss ")[1].split(" at first, ")
         (job,) = network.status().jobs
+        if members == 2:
+            env = master | resolver | threads | {"MASTER_PORT": "29502", "NETFOLD_INSIDE": "group"}
+            inside = network.launch([*program("rank_torch_inside.py"), "3"], job="inside", env=env, hosts=hosts)
+            reduced_inside(inside.wait(within=60))
     assert float(last.split()[0]) < float(first) - 0.05  # the same numbers every time: seeds are fixed, sums exact
     assert (job.name, job.left) == ("cnn", [0, 1, 2, 3])
     for report in job.reports:
@@ -57,6 +63,16 @@ def test_a_training_script_folds_with_one_line_more(engine: Engine, members: int
         assert set(report.by_tree) == {"spine1", "spine2"}
         assert min(report.by_tree.values()) > 0.4 * report.bytes_reduced / members
         assert sum(report.by_tree.values()) == pytest.approx(report.bytes_reduced / members, rel=0.01)
+
+
+def reduced_inside(output: list[list[str]]) -> None:
+    """Checks what the ranks of rank_torch_inside.py have printed, of which rank 3 died."""
+    for lines in output:
+        result = json.loads(lines[0])
+        assert result["paths"] == ["innet, gloo inside"]
+        assert "tensors on devices are reduced there, as asked for: " in result["explain"]
+        assert result["folded"] == pytest.approx(result["nbytes"] / 2, rel=0.01)
+    assert all("PeerLost" in lines[1] and "rank 3" in lines[1] for lines in output[:3]), output
 
 
 @pytest.mark.timeout(300)
