@@ -7,9 +7,10 @@
 
 Each stage is a process of its own, with a limit, on a fabric of softswitches in a sandbox; what ends badly is named,
 and the next stage begins.  ``checks`` makes each collective in several ways beside its right result, trains by each
-front end beside gloo, and ends with a rank that dies.  ``speed`` times allreduces of tensors on the device and on the
-CPU, gloo's of tensors on the device beside them on a plain bridge with the same links, in interleaved rounds.  ``gpt2``
-times steps of DistributedDataParallel with a model of 124 million parameters.  Needs torch, and its accelerator; with
+front end beside gloo, has a rank that dies, and at last two ranks a host that reduce on their devices themselves.
+``speed`` times allreduces of tensors on the device and on the CPU, gloo's of tensors on the device beside them on a
+plain bridge with the same links, in interleaved rounds.  ``gpt2`` times steps of DistributedDataParallel with a model
+of 124 million parameters.  Needs torch, and its accelerator; with
 ``--device cpu`` the checks run without one.
 """
 
@@ -130,8 +131,8 @@ class Stage:
                 file.write(json.dumps({"ranks": self.count, "rate": self.rate, **row}) + "\n")
 
     @contextlib.contextmanager
-    def running(self, *networks: str) -> Iterator[None]:
-        """Ranks on a fabric of two leaves and two spines, and on a bridge."""
+    def running(self, *networks: str, members: int = 1) -> Iterator[None]:
+        """Ranks on a fabric of two leaves and two spines, ``members`` of them on each host, and on a bridge."""
         from netfold.bench.harness.bridge import Bridge
         from netfold.bench.harness.workers import Workers
         from netfold.topo.network.net import Network
@@ -144,12 +145,14 @@ class Stage:
         threads = {"OMP_NUM_THREADS": "1", "DEVICE": self.options.device}
         threads["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # JAX would take most of the device that all share
         with contextlib.ExitStack() as stack:
-            fabric = leafspine(2, 2, self.count, rate=rate, rundir=sandbox.rundir())
+            fabric = leafspine(2, 2, self.count // members, rate=rate, rundir=sandbox.rundir())
             if "fabric" in networks:
                 network = stack.enter_context(Network(fabric, logs=logs))
-                hosts = network.fabric.hosts
+                hosts = [host for host in network.fabric.hosts for _ in range(members)]
                 self.switches = [switch.child.pid for switch in network.switches if switch.child is not None]
-                envs = [{**environment(network.fabric, hosts, rank, job="accelerator"), **threads}
+                envs = [{**environment(network.fabric, hosts, rank, job="accelerator"), **threads,
+                         # all ranks have one device; and no links are measured for the way through shared memory
+                         **({"NCCL_HOSTID": str(rank), "NETFOLD_ALGO": "innet"} if members > 1 else {})}
                         for rank in range(self.count)]
                 enters = [in_namespaces(network.mininet.get(host.name).pid) for host in hosts]
                 self.workers["fabric"] = stack.enter_context(Workers("fabric", command, enters, envs, logs))
@@ -175,13 +178,19 @@ def run_stage(options: argparse.Namespace) -> None:
 
 
 def checks(stage: Stage) -> None:
-    """Run the checks; one that fails by its result leaves the ranks to the next."""
+    """Run the checks; ``inside`` has two ranks a host."""
+    asked = [name for name in stage.options.checks.split(",") if name in CHECKS]
+    run_checks(stage, [name for name in asked if name != "inside"])
+    run_checks(stage, [name for name in asked if name == "inside"], members=2)
+
+
+def run_checks(stage: Stage, left: list[str], *, members: int = 1) -> None:
+    """Run these checks; one that fails by its result leaves the ranks to the next."""
     from netfold.bench.harness.workers import WorkerFailed
 
-    left = [name for name in stage.options.checks.split(",") if name in CHECKS]
     while left:
         try:
-            with stage.running("fabric"):
+            with stage.running("fabric", members=members):
                 stage.ask("fabric", "join", backend="netfold", port=29700)
                 while left:
                     name = left.pop(0)
