@@ -240,6 +240,9 @@ class FoldRail(FoldLoop):
     def shared_memory_rate(self) -> float:
         return 0.0
 
+    devices = ""
+    """Empty: they are copied to the host."""
+
     def inside(self, opener: object, operation: object) -> None:
         """None: each rank is alone on its machine."""
 

@@ -67,8 +67,8 @@ class MachineGroups:
         return found.group if found.group is not None and (found.forced or self._pays(found.rate)) else None
 
     def describe(self) -> str:
-        """What reduces tensors on devices, and why, to be added to what a rail says; empty where none has come."""
-        return "".join(f"; tensors on devices {self._say(kind, found)}" for kind, found in self._found.items())
+        """See ``FoldingRail.devices``."""
+        return ", and ".join(self._say(kind, found) for kind, found in self._found.items())
 
     def close(self) -> None:
         """Ends all groups."""

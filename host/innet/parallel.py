@@ -236,6 +236,10 @@ class ParallelFold:
             self._peers.size, self._place.largest, self.shared_memory_rate, self._rate
         )
 
+    @property
+    def devices(self) -> str:
+        return self._groups.describe()
+
     def inside(self, opener: Any, operation: Callable[[], AbstractContextManager[object]]) -> Any | None:
         return self._groups.of(opener, operation)
 
@@ -270,10 +274,9 @@ class ParallelFold:
         )
         inside, needed = self.shared_memory_rate, ratio(self._peers.size, place.largest)
         if not self._rate:
-            return f"{folds}; {inside / 1e9:.3g} GB/s in a machine{self._groups.describe()}"
+            return f"{folds}; {inside / 1e9:.3g} GB/s in a machine"
         have = f"{inside / self._rate:.3g} times its link's {self._rate / 1e9:.3g}"
-        return (f"{folds}; {inside / 1e9:.3g} GB/s in a machine, {have}, more than {needed:.3g} suffices"
-                f"{self._groups.describe()}")
+        return f"{folds}; {inside / 1e9:.3g} GB/s in a machine, {have}, more than {needed:.3g} suffices"
 
     def halt(self, number: int) -> None:
         """Requests a recovery round of the fold (``FoldRail.halt``)."""

@@ -213,6 +213,11 @@ class FoldingRail(Rail, Protocol):
         """
 
     @property
+    def devices(self) -> str:
+        """What becomes of sums of tensors on devices inside this machine, and why, for people to read; empty before the
+        first one."""
+
+    @property
     def suffices(self) -> bool:
         """True if folding is known to be the cheapest without measuring."""
 

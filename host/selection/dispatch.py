@@ -329,14 +329,16 @@ class Dispatch:
                 "float32, float16, bfloat16 and int32 do"
             )
         bits: LaneBits = coding.lane_bits if narrows(op, dtype) else 32
-        said = fold.describe(nbytes, bits)
+        said, why = fold.describe(nbytes, bits), self.why
+        if self.switches is not None and self.switches.devices:
+            why = f"tensors on devices {self.switches.devices}; {why}"
         if algorithm == INNET or self._sure(bits):
-            return f"{said}; {'as asked for; ' if algorithm else ''}{self.why}"
+            return f"{said}; {'as asked for; ' if algorithm else ''}{why}"
         chosen = hosts.chooser.known(nbytes, folded=nbytes)
         costs = hosts.explain(nbytes, folded=nbytes)
         if hosts.algorithm != AUTO or (chosen is not None and chosen.algorithm != INNET):
-            return f"{costs}; {self.why}"
-        return f"{costs}; {said}; {self.why}"
+            return f"{costs}; {why}"
+        return f"{costs}; {said}; {why}"
 
     # ---- life --------------------------------------------------------------------------------------------------------
     def stats(self) -> RailStats:

@@ -129,6 +129,7 @@ class MemoryFold:
     retransmissions = 0
     joins_nothing = "a test"
     shared_memory_rate = 0.0
+    devices = ""
     suffices = False
 
     def __init__(self, switches: Switches, members: tuple[int, ...], name: str) -> None:
