@@ -56,7 +56,7 @@ class Options:
                   backward pass; must be the same on all ranks; $NETFOLD_TOGETHER, else no
     inside        of the backend: what sums tensors on devices inside a machine of several ranks: "group", a process
                   group between them, "memory", shared memory, or "auto", the faster one where there is NCCL;
-                  $NETFOLD_INSIDE, else "auto"
+                  $NETFOLD_INSIDE, else "memory"
     timeout       seconds without progress after which a collective gives up; $NETFOLD_TIMEOUT, else the process
                   group's own timeout, or 10 for ``join``
     join_timeout  seconds to wait for the other ranks

@@ -51,8 +51,8 @@ LONGEST_SLEEP: Final = 1e-3
 
 
 def inside_from_environment(said: Inside | None = None) -> Inside:
-    """What reduces inside a machine: what is said, or what $NETFOLD_INSIDE says, or "auto".  Raises ValueError."""
-    found = os.environ.get(INSIDE_VARIABLE, "auto") if said is None else said
+    """What reduces inside a machine: what is said, or what $NETFOLD_INSIDE says, or "memory".  Raises ValueError."""
+    found = os.environ.get(INSIDE_VARIABLE, "memory") if said is None else said
     for known in get_args(Inside):
         if found == known:
             return known  # type: ignore[no-any-return]
