@@ -51,13 +51,9 @@ def test_two_jobs_of_the_same_nics_fold_at_once() -> None:
     assert combinations.OTHERS["verbs"][combinations.BESIDE] == combinations.FOLDS
 
 
-def test_groups_and_several_rails_do_not_change_their_ranks() -> None:
-    """Groups cannot be asked to; several rails refuse it by name."""
+def test_groups_do_not_change_their_ranks() -> None:
+    """They cannot be asked to: those of a job whose ranks have changed are made anew."""
     assert not any(hasattr(Group, name) for name in ("shrink", "grow"))
-    with combinations.rails() as ranks:
-        for change in (ranks.comms[0].shrink, ranks.comms[0].grow):
-            with pytest.raises(ValueError, match="it has several rails"):
-                change()
 
 
 def tables_on_the_page() -> list[list[list[str]]]:

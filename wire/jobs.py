@@ -94,6 +94,17 @@ class GroupOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tells apart groups of the same ranks: all members say the same one, which none of them has used."""
 
 
+class RailEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of several rails, as a rank has it."""
+
+    kind: Name
+    at: Name
+    """``address:port`` on the rail's plane at which the rank answers the other ranks' questions."""
+
+
+RailEnds = Annotated[list[RailEnd], msgspec.Meta(max_length=64)]
+
+
 class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A rank's request to take part in a job.  All ranks must agree on everything but rank and addresses."""
 
@@ -125,6 +136,9 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     its ranks learn the reason.  Empty: it lacks nothing."""
     group: GroupOf | None = None
     """The running job of which this one is a group; ``job`` is then that job's name, and the plan has the group's."""
+    rails: RailEnds = []
+    """The job's rails, in their order, where it has several.  Each is a job of its own at its plane's controller, and
+    this one says who their ranks are: it has no trees."""
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -200,6 +214,8 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     udp_port: int = UDP_PORT
     host: str = ""
     """Name of its host in the fabric file, for messages; empty: no controller has planned the job."""
+    rails: list[RailEnd] = []
+    """As in `Join`."""
 
     @property
     def where(self) -> str:
@@ -360,6 +376,8 @@ class Reform(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout: Seconds = 10.0
     """Seconds to wait for the other ranks."""
     secret: Secret = Secret()
+    rails: RailEnds = []
+    """As in `Join`, for the new incarnation."""
 
 
 class Reformed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

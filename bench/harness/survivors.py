@@ -23,6 +23,7 @@ from netfold.bench.ranks.survivor import Reached, SurvivorTask, Way
 from netfold.fabric.graph import Host
 from netfold.host.api.join_settings import RailName
 from netfold.topo.network.net import Network
+from netfold.topo.network.planes import Planes
 from netfold.topo.processes.failures import RankFailed
 from netfold.topo.processes.lifecycle import tail
 from netfold.topo.processes.ranks import Ranks
@@ -32,16 +33,20 @@ PATIENCE: Final = 90.0
 
 
 class Survivors:
-    """Ranks on all hosts of the network, one each, which train until ``end``."""
+    """Ranks on all hosts of the network, one each, which train until ``end``.
+
+    planes  of which the network is the first, for ranks with several ``rails``
+    """
 
     def __init__(
         self, network: Network, way: Way, rail: RailName, *, job: str = "survivors", pause: float = 0.0,
-        elements: int = 20_000, timeout: float = 10.0,
+        elements: int = 20_000, timeout: float = 10.0, planes: Planes | None = None, rails: str | None = None,
     ) -> None:
         self._network = network
+        self._launch = network.launch if planes is None else planes.launch
         self._job = job
         self._enough = network.logs / f"{job}.enough"
-        self._task = SurvivorTask(way, rail, str(self._enough), elements, pause, timeout)
+        self._task = SurvivorTask(way, rail, str(self._enough), elements, pause, timeout, rails)
         self._heard: queue.Queue[tuple[str, Reached | None]] = queue.Queue()
         self._last: dict[str, Reached] = {}
         self._ranks: dict[str, tuple[Ranks, int]] = {}
@@ -138,7 +143,7 @@ class Survivors:
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _start(self, hosts: list[Host], task: SurvivorTask) -> None:
         command = [sys.executable, "-m", "netfold.bench.ranks.survivor", msgspec.json.encode(task).decode()]
-        ranks = self._network.launch(command, job=self._job, hosts=hosts)
+        ranks = self._launch(command, job=self._job, hosts=hosts)
         for place, host in enumerate(hosts):
             self._ranks[host.name] = ranks, place
             reader = threading.Thread(target=self._read, args=(host.name, ranks, place), daemon=True)

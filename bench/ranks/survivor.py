@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.enduring import LOSSES
 from netfold.host.api.join_settings import RailName
 from netfold.host.api.objects import share_state
-from netfold.host.errors import CollectiveTimeout, PeerLost, TreesLost
 from netfold.topo.processes.rank_program import check_data, print_message, run_rank
 
 FIRST: Final = 1 << 20
@@ -40,7 +40,7 @@ between two steps.  join: as grow, but comes while the others run."""
 
 
 class SurvivorTask(msgspec.Struct, frozen=True):
-    """The task of a rank, and its rail, until the file ``enough`` exists."""
+    """The task of a rank, and its rail or rails, until the file ``enough`` exists."""
 
     way: Way
     rail: RailName
@@ -49,6 +49,8 @@ class SurvivorTask(msgspec.Struct, frozen=True):
     pause: float = 0.0
     """Seconds of computing in a step."""
     timeout: float = 10.0
+    rails: str | None = None
+    """Several rails, as ``Communicator.join`` takes them."""
 
 
 class Reached(msgspec.Struct, frozen=True):
@@ -63,6 +65,8 @@ class Reached(msgspec.Struct, frozen=True):
     checksum: int
     """CRC-32 of the weights, to compare ranks by."""
     rail: str
+    path: str
+    """What has carried the last sum."""
     named: str = ""
     """Name of the error that told of the last lost rank."""
     named_at: float = 0.0
@@ -92,7 +96,7 @@ class Training:
                     _, self._state = share_state(self._comm, int(self._state[-1]), self._state)
                 over = self._step(enough=Path(self._task.enough).exists())
                 changed = grows and not over and bool(self._comm.grow())
-            except (PeerLost, TreesLost, CollectiveTimeout) as error:
+            except LOSSES as error:
                 self._named, self._named_at = str(error), time.monotonic()
                 self._comm.shrink()
                 over, changed = False, True
@@ -122,7 +126,8 @@ class Training:
             self._told, self._world = now, comm.size
             weights = self._state[:-1]
             print_message(Reached(int(self._state[-1]), comm.size, now, float(np.abs(weights).mean()),
-                                  zlib.crc32(self._state.tobytes()), comm.rail, self._named, self._named_at, ended))
+                                  zlib.crc32(self._state.tobytes()), comm.rail, comm.flight()[-1].path, self._named,
+                                  self._named_at, ended))
 
 
 def _who(comm: Communicator) -> list[int]:
@@ -143,12 +148,11 @@ def _sum(weights: NDArray[np.int64], step: int, ranks: list[int]) -> NDArray[np.
 
 def rank(task: SurvivorTask) -> None:
     """Train until it is enough.  Raises WrongData."""
-    job, address = os.environ["NETFOLD_JOB"], os.environ["NETFOLD_ADDRESS"]
-    joins = task.way == "join"
+    job, joins = os.environ["NETFOLD_JOB"], task.way == "join"
     comm = (
-        Communicator.join_running(job, address=address, rail=task.rail, timeout=task.timeout, join_timeout=BOUND)
+        Communicator.join_running(job, rail=task.rail, rails=task.rails, timeout=task.timeout, join_timeout=BOUND)
         if joins else
-        Communicator.join(job, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), address=address, rail=task.rail,
+        Communicator.join(job, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), rail=task.rail, rails=task.rails,
                           timeout=task.timeout, on_loss="shrink" if task.way == "by itself" else "raise")
     )
     with comm:

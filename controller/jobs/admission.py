@@ -39,6 +39,8 @@ def check(r: Join, fabric: Fabric, drains: Drains) -> None:
     if not 0 < r.timeout <= MAX_TIMEOUT:
         refuse(Code.INVALID_ARGUMENT, f"{who}: timeout: expected up to {MAX_TIMEOUT:g} s, got {r.timeout}")
     check_tcp(r.tcp, who)
+    for rail in r.rails:
+        check_tcp(rail.at, f"{who}, rail {rail.kind}")
     if r.udp_port != UDP_PORT and (r.kind == "rc" or not is_udp_port(r.udp_port)):
         others = "" if r.kind == "rc" else f", or {UDP_PORTS[0]}..{UDP_PORTS[-1]}"
         refuse(Code.INVALID_ARGUMENT, f"{who}: udp_port: expected {UDP_PORT}{others}, where switches look for RoCEv2, "
@@ -57,6 +59,11 @@ def check(r: Join, fabric: Fabric, drains: Drains) -> None:
     if leaf := drains.leaf_of(host.name):
         refuse(Code.FAILED_PRECONDITION, f"{who}: {host.name} is at {leaf}, which is drained. Start the rank "
                                          f"elsewhere; when {leaf} may be used again: `netfold undrain {leaf}`")
+
+
+def kinds(r: Join) -> str:
+    """The kinds of a rank's rails, in words."""
+    return "+".join(rail.kind for rail in r.rails) or "one rail"
 
 
 def check_tcp(tcp: str, who: str) -> None:
@@ -94,6 +101,9 @@ def check_against(job: Job, r: Join, path_mtu: int) -> None:
             refuse(Code.FAILED_PRECONDITION, f"{job}, rank {r.rank}: path_mtu: expected {other.path_mtu or path_mtu}, "
                                              f"as rank {rank} has said, got {r.path_mtu or path_mtu}. Give all ranks "
                                              "the same")
+        if kinds(r) != kinds(other):
+            refuse(Code.FAILED_PRECONDITION, f"{job}, rank {r.rank}: rails: expected {kinds(other)}, as rank {rank} "
+                                             f"has said, got {kinds(r)}. Give all ranks the same")
     job.has_rc |= r.kind == "rc"
     for rank, other in job.joins.items() if job.has_rc else ():
         if other.address == r.address and "rc" in (r.kind, other.kind):

@@ -7,6 +7,7 @@ import asyncio
 import secrets
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Literal
 
 from netfold.controller.jobs.connect_step import ConnectStep
@@ -185,6 +186,11 @@ class Job:
     def udp_ports(self) -> list[int]:
         """The UDP ports at which its ranks receive, by rank, once all have joined."""
         return [self.joins[rank].udp_port for rank in range(self.world)]
+
+    @property
+    def has_rails(self) -> bool:
+        """True if it has several rails, which are jobs of their own."""
+        return any(join.rails for join in islice(self.joins.values(), 1))  # all the others have said the same
 
     @property
     def is_connecting(self) -> bool:

@@ -121,6 +121,8 @@ class Planning:
         try:
             if job.world == 1:
                 raise trees.NoTree("one rank has nothing to fold")
+            if job.has_rails:
+                raise trees.NoTree("its rails fold by themselves, each as a job of its own")
             if lacking := {rank: join.lacks for rank, join in sorted(job.joins.items()) if join.lacks}:
                 raise trees.NoTree("; ".join(f"rank {rank} at {job.joins[rank].address} cannot fold: {lacks}"
                                              for rank, lacks in lacking.items()))

@@ -76,7 +76,7 @@ def before_connecting(
 def _shared(fabric: Fabric, job: Job) -> SharedParts:
     """The common parts of all plans of the job."""
     names = {host.address: host.name for host in fabric.hosts}
-    peers = [Peer(rank, join.address, join.tcp, join.udp_port, names.get(join.address, ""))
+    peers = [Peer(rank, join.address, join.tcp, join.udp_port, names.get(join.address, ""), join.rails)
              for rank, join in sorted(job.joins.items())]
     places: list[list[int]] = []
     order: list[int] = []

@@ -29,7 +29,7 @@ def check_join(name: str, tenant: Tenant, jobs: Sequence[Job]) -> None:
         raise Refusal(Code.RESOURCE_EXHAUSTED, f"tenant {tenant.name!r}: {waiting} ranks wait for others to join, as "
                                                "many as a tenant may have. Start the missing ranks, or end those "
                                                "that wait")
-    others = {job.name for job in mine if not job.is_group} - {name}
+    others = {job.name for job in mine if not job.is_group and not job.has_rails} - {name}
     if tenant.jobs is not None and len(others) >= tenant.jobs:
         raise Refusal(Code.RESOURCE_EXHAUSTED, f"tenant {tenant.name!r}: it has {len(others)} jobs, as many as it may "
                                                f"have ({', '.join(sorted(others)[:8])}). End one, or ask whoever runs "

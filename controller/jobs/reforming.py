@@ -110,7 +110,8 @@ class Reforming:
         if job.state not in ("active", "leaving", "broken"):
             refuse(Code.FAILED_PRECONDITION, f"{job}, rank {rank}: expected a job that runs, got one that is "
                                              f"{job.state}")
-        check_tcp(request.tcp, f"{job}, rank {rank}")
+        for at in (request.tcp, *[rail.at for rail in request.rails]):
+            check_tcp(at, f"{job}, rank {rank}")
         if rank in job.left:
             refuse(Code.FAILED_PRECONDITION, f"{job}: rank {rank} has left; join anew")
         if job.successor is not None and rank in job.places:  # it asks again, since the answer has not reached it
@@ -193,7 +194,8 @@ class Reforming:
             return
         successor = Job(job.name, len(ranks), tenant=job.tenant)
         for place, rank in enumerate(ranks):
-            successor.joins[place] = structs.replace(job.joins[rank], rank=place, tcp=here.asked[rank].tcp,
+            asked = here.asked[rank]
+            successor.joins[place] = structs.replace(job.joins[rank], rank=place, tcp=asked.tcp, rails=asked.rails,
                                                      joining=False)
         admitted: list[Newcomer] = []
         for newcomer in waiting[:MAX_WORLD - len(ranks)]:

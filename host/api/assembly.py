@@ -11,17 +11,17 @@ import logging
 import os
 import socket
 import warnings
-import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from netfold.host import shared_log
+from netfold.host.api import several_rails
 from netfold.host.api.folding import open_fold
 from netfold.host.api.group_folds import GroupFolds
 from netfold.host.api.join_settings import FOLDING, JoinSettings, check_rails
 from netfold.host.api.one_rail_groups import GroupMeans, JoinedGroup, of_one_rail
-from netfold.host.api.rail_groups import of_several_rails
+from netfold.host.api.parts import Parts, RailsAsked, checked, coding_of
 from netfold.host.api.work import OperationSequencer
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.membership import Membership
@@ -33,12 +33,9 @@ from netfold.host.mesh.sockets import listen
 from netfold.host.native.sockets import copy_of
 from netfold.host.opening.open_mesh import open_mesh
 from netfold.host.opening.own_port import own_port, udp_port_of
-from netfold.host.opening.planes import RAILS_VARIABLE, RailSpec, specs_of
-from netfold.host.operation.coding import Coding, LaneBits, lane_bits_from_environment
+from netfold.host.opening.planes import RailSpec, specs_of
+from netfold.host.operation.coding import LaneBits, lane_bits_from_environment
 from netfold.host.operation.rail import FoldingRail, RailStats
-from netfold.host.rails import group_rails
-from netfold.host.rails.joining import Joined, join_rails
-from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.policy import RailOptions
 from netfold.host.selection.choice import INNET
 from netfold.host.selection.dispatch import Dispatch
@@ -50,51 +47,6 @@ from netfold.rpc.channel import CONTROLLER_VARIABLE
 from netfold.wire.jobs import MAX_WORLD, Join, Plan
 
 log = logging.getLogger("netfold")
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The parts of a communicator.
-
-    rails     the rails of ``join(rails=)``; None if it has one rail only
-    settings  the user's settings; None with ``rails``, each of which has its own
-    receiver  the socket of the rank's UDP port, kept for all incarnations of the job; None if no rail needs one
-    folds     the folds of its groups; None if no controller plans for it
-    """
-
-    membership: Membership
-    dispatch: Dispatch
-    sequencer: OperationSequencer
-    coding: Coding
-    rails: MultiRail | None = None
-    settings: JoinSettings | None = None
-    receiver: socket.socket | None = None
-    folds: GroupFolds | None = None
-
-    def close(self, reason: str = "") -> None:
-        """Leaves the job and releases everything, once; safe to call twice.
-
-        reason  shown to the other ranks if the program leaves before it is done
-        """
-        if not self.sequencer.close():
-            return
-        broken = self.sequencer.broken
-        last = self.sequencer.last_words(reason)
-        try:
-            why = "" if broken is None else str(broken).encode(errors="replace").decode()
-            if self.folds is not None:
-                self.folds.close(why)
-            self.dispatch.close_fold(why)
-            self.membership.leave(self.dispatch.stats(), why, last)
-            if broken is None:  # else the others have heard why, or hear it from the ranks that are to blame
-                self.dispatch.leave(last)
-                if self.rails is not None:
-                    self.rails.leave(last)
-        finally:
-            self.dispatch.close()
-            self.membership.close()
-            if self.receiver is not None:
-                self.receiver.close()
 
 
 def join(
@@ -119,17 +71,15 @@ def join(
     if world > MAX_WORLD:
         raise ValueError(f"world={world}: at most {MAX_WORLD} ranks are in one job")
     specs = specs_of(rails, asked=settings.rail != "auto")
-    if len(specs) > 1 and joining:
-        raise ValueError(f"rails={rails!r}: a rank joins a running job over one rail alone; give rail=")
     if specs:
         check_rails(specs, settings, controller)
-    if len(specs) > 1 and world > 1:
+    if len(specs) > 1 and (world > 1 or joining):
         options = RailOptions(
             timeout=settings.timeout, join_timeout=join_timeout, algorithm=settings.resolved().algorithm,
             lane_bits=settings.lane_bits or lane_bits_from_environment(), path_mtu=path_mtu, token=token,
             paths=settings.paths,
         )
-        return _of_rails(join_rails(specs, job, rank, world, options), settings, specs, options)
+        return several_rails.join(RailsAsked(specs, options), job, rank, world, settings, joining=joining)
     if specs:
         plane = specs[0].plane
         settings, controller = replace(settings, rail=specs[0].kind, address=plane.address), plane.controller
@@ -213,10 +163,12 @@ def reform(parts: Parts, finished: int, *, grows: bool, timeout: float | None) -
     settings, before = parts.settings, parts.membership
     plan, client = before.plan, before.client
     me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
-    if client is None or settings is None:
-        what = "its plan came from elsewhere (of_plan, controller='store')" if settings else "it has several rails"
-        raise ValueError(f"{me}: only a controller says who is a rank, and this job has none for all of it, since "
-                         f"{what}: close the communicator, and make another one of the ranks that are left")
+    if client is None:
+        raise ValueError(f"{me}: only a controller says who is a rank, and this job has none, since its plan came from "
+                         "elsewhere (of_plan, controller='store'): close the communicator, and make another one of the "
+                         "ranks that are left")
+    if parts.several is not None:
+        return several_rails.reform(parts, parts.several, client, finished, grows=grows, timeout=timeout)
     if settings.helpers:
         raise ValueError(f"{me}: helpers={list(settings.helpers)}: which ranks they are would change; join anew")
     listener = listen(settings.address)
@@ -262,7 +214,7 @@ def _of_membership(
     said = settings
     plan, settings = membership.plan, settings.resolved()
     rail, helpers = settings.rail, settings.helpers
-    coding = _coding(plan, settings)
+    coding = coding_of(plan, settings)
     me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
     shared = any(len(ranks) > 1 for ranks in plan.machines)
     timeline = timeline_from_environment(plan.job, plan.rank, plan.world)
@@ -335,7 +287,7 @@ def _of_membership(
         if timeline is not None:
             timeline.is_joined()
         undo.pop_all()
-    return _checked(Parts(membership, dispatch, sequencer, coding, settings=said, receiver=receiver, folds=folds))
+    return checked(Parts(membership, dispatch, sequencer, coding, said, receiver=receiver, folds=folds))
 
 
 def _folds_of_groups(
@@ -375,42 +327,3 @@ def _folds_of_groups(
         refusal, join=join_group, open=open_rail, timeout=settings.timeout,
         me=f"job {plan.job!r}, rank {plan.rank} of {plan.world}", always=settings.rail == INNET,
     ))
-
-
-def _of_rails(
-    joined: Joined, settings: JoinSettings, specs: Sequence[RailSpec], options: RailOptions
-) -> Parts:
-    """The parts for several rails used as one; each rail is a member of a job of its own."""
-    plan, flight = joined.plan, joined.flight
-    check_plan(plan)
-    me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
-    folds = None
-    if any(spec.kind == group_rails.KIND for spec in specs):
-        opens = group_rails.GroupRails(specs, options, joined.rails, joined.job_error, joined.stall)
-        folds = of_several_rails(opens, me=me, always=all(spec.kind in FOLDING for spec in specs))
-    dispatch = Dispatch(
-        joined.peers(), rails=joined.rails, why=f"asked for by rails= or {RAILS_VARIABLE}", flight=flight, me=me,
-        groups=folds,
-    )
-    joined.rails.on_change(lambda: dispatch.go_over(joined.peers()))
-    return _checked(
-        Parts(Membership(plan), dispatch, OperationSequencer(me, flight), _coding(plan, settings), joined.rails,
-              folds=folds)
-    )
-
-
-def _coding(plan: Plan, settings: JoinSettings) -> Coding:
-    """The lane coding of calls that ask for none."""
-    return settings.coding(zlib.crc32(plan.job.encode()))
-
-
-def _checked(parts: Parts) -> Parts:
-    """The same parts.  If the settings' lanes are too narrow for the sums of so many ranks, closes them and raises
-    ValueError."""
-    try:
-        if parts.coding.lane_bits != 32:
-            parts.dispatch.check_lanes(parts.coding.lane_bits)
-    except ValueError:
-        parts.close()
-        raise
-    return parts

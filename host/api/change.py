@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from netfold.wire.jobs import Plan
+from netfold.wire.jobs import Change, Plan
 
 
 @dataclass(frozen=True)
@@ -58,3 +58,11 @@ class RankChange:
     def __bool__(self) -> bool:
         """True if anything has changed."""
         return bool(self.lost or self.joined)
+
+
+def following(first: Change, second: Change) -> Change:
+    """The change of two that follow each other, from the ranks before the first to those after the second."""
+    before = first.former
+    former = [before[rank] if rank >= 0 else -1 for rank in second.former]
+    lost = [before[rank] for rank in second.lost if before[rank] >= 0]
+    return Change(former, sorted([*first.lost, *lost]), second.finished)

@@ -22,11 +22,11 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from netfold.host.api import assembly
-from netfold.host.api.assembly import Parts
 from netfold.host.api.change import RankChange
 from netfold.host.api.group import Group
 from netfold.host.api.join_settings import JoinSettings, RailName
 from netfold.host.api.members import Members
+from netfold.host.api.parts import Parts
 from netfold.host.errors import Aborted, CollectiveTimeout, NetFoldError
 from netfold.host.mesh.mesh import Informed
 from netfold.host.opening.open_mesh import PathChoice
@@ -108,7 +108,7 @@ class Communicator(Group):
                      then is in docs/rails.md
         on_loss      "raise": where a rank is lost, operations end with its name, and the ranks that are left may
                      ``shrink``; "shrink": an allreduce does that by itself, and is finished all the same
-                     (``enduring``), for two copies of its tensor; over one rail alone
+                     (``enduring``), for two copies of its tensor
         reproducible of reductions of floats where a call says nothing else: bits that depend on the contributions
                      alone (``allreduce``); default: whether $NETFOLD_REPRODUCIBLE is 1
         paths        how what goes between the hosts chooses among equally short paths: "planned", by the controller;
@@ -118,22 +118,17 @@ class Communicator(Group):
         """
         kind = cls._kind(on_loss)
         settings = JoinSettings(address, rail, lane_bits, algorithm, helpers, timeout, reproducible, paths)
-        parts = assembly.join(
+        return kind(assembly.join(
             job, rank, world, settings, controller=controller, join_timeout=join_timeout, path_mtu=path_mtu,
             token=token, rails=rails,
-        )
-        if parts.settings is None and on_loss != "raise":
-            parts.close()
-            raise ValueError(f"on_loss={on_loss!r}, several rails: each is a job of its own, which would lose ranks by "
-                             "itself; give one rail, or on_loss='raise'")
-        return kind(parts)
+        ))
 
     @classmethod
     def join_running(
         cls,
         job: str,
         *,
-        address: str,
+        address: str = "",
         controller: str | None = None,
         timeout: float = 10.0,
         join_timeout: float = 30.0,
@@ -141,6 +136,7 @@ class Communicator(Group):
         lane_bits: LaneBits | None = None,
         algorithm: str | None = None,
         token: str = "",
+        rails: str | Sequence[RailSpec] | None = None,
         on_loss: OnLoss = "raise",
         reproducible: bool | None = None,
         paths: PathChoice | None = None,
@@ -152,10 +148,10 @@ class Communicator(Group):
         """
         kind = cls._kind(on_loss)
         settings = JoinSettings(address, rail, lane_bits, algorithm, (), timeout, reproducible, paths)
-        parts = assembly.join(
-            job, 0, 1, settings, controller=controller, join_timeout=join_timeout, token=token, joining=True
-        )
-        return kind(parts)
+        return kind(assembly.join(
+            job, 0, 1, settings, controller=controller, join_timeout=join_timeout, token=token, rails=rails,
+            joining=True,
+        ))
 
     def __init_subclass__(cls, *, on_loss: OnLoss = "raise", **kwargs: Any) -> None:
         """Declares which ``join(on_loss=)`` makes objects of this subclass; "raise": none."""
@@ -250,7 +246,7 @@ class Communicator(Group):
         timeout  seconds to wait for live ranks that have not called it; then they are evicted, provided that more than
                  half of the ranks have called it; default: the communicator's timeout
         Raises Evicted if this rank is no longer in the job, CollectiveTimeout if too few ranks have called it,
-        JobEnded, PlanError, TransportError; ValueError if the job has no controller, several rails or helpers.
+        JobEnded, PlanError, TransportError; ValueError if the job has no controller, or has helpers.
         """
         return self._reform(None, grows=False, timeout=timeout)
 
@@ -296,7 +292,7 @@ class Communicator(Group):
     def abort(self, why: str = "the program gave it up") -> None:
         """Ends operations under way with Aborted within a tenth of a second; later ones raise it too.  Any thread may
         call it.  ``close`` then returns soon.  Raises NotImplementedError with several rails."""
-        if self._parts.settings is None:
+        if self._parts.rails is not None:
             raise NotImplementedError(f"{self._parts.sequencer.me}: several rails cannot be aborted; close() waits for "
                                       "what is under way")
         error = Aborted(f"{self._parts.sequencer.me}: aborted: {why}")

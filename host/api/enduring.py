@@ -20,17 +20,17 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from netfold.host.api.assembly import Parts
 from netfold.host.api.change import RankChange
 from netfold.host.api.communicator import Communicator
 from netfold.host.api.device_arrays import DeviceAllreduce, on_device
 from netfold.host.api.joinable import Next
+from netfold.host.api.parts import Parts
 from netfold.host.api.together import Together, Waiting
-from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RanksChanged, TreesLost
+from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RailDown, RanksChanged, TreesLost
 from netfold.host.operation.arrays import Array, native
 from netfold.host.operation.reduction import ReduceOp
 
-LOSSES: Final = (PeerLost, TreesLost, CollectiveTimeout)
+LOSSES: Final = (PeerLost, TreesLost, CollectiveTimeout, RailDown)
 """The errors with which an operation may end when a rank is lost."""
 OTHERS: Final = (
     "reduce", "reduce_scatter", "broadcast", "all_gather", "gather", "scatter", "all_to_all", "barrier",

@@ -78,6 +78,9 @@ class _Team(NamedTuple):
         return ""
 
     def let_go(self, reason: str = "", *, ended: bool = False) -> None:
+        if ended:
+            self.rails.end("the ranks of its job have changed")
+            return
         self.rails.leave(reason)
         self.rails.close()
 

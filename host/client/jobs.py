@@ -28,6 +28,7 @@ from netfold.wire.jobs import (
     Join,
     Leave,
     Plan,
+    RailEnd,
     RankReport,
     Reform,
     Reformed,
@@ -143,7 +144,9 @@ class JobClient:
             self._connection.go_on(channel)
             time.sleep(RETRY_SECONDS)
 
-    def reform(self, plan: Plan, tcp: str, finished: int, *, grows: bool, timeout: float) -> Plan | None:
+    def reform(
+        self, plan: Plan, tcp: str, finished: int, *, grows: bool, timeout: float, rails: Sequence[RailEnd] = ()
+    ) -> Plan | None:
         """Waits until all ranks that are there want to go on, as a new incarnation of the job.  Returns this rank's
         plan in it, or None where the job goes on as it was.  Raises Evicted, CollectiveTimeout, JobEnded.
 
@@ -151,11 +154,12 @@ class JobClient:
         finished  number of the last operation that this rank has finished
         grows     whether ranks that wait to join are to be let in
         timeout   seconds to wait for the other ranks
+        rails     as in `Reform`
         """
         who = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
 
         def ask(left: float) -> Reformed:
-            request = Reform(plan.job, plan.rank, plan.epoch, tcp, finished, grows, left, plan.rank_secret)
+            request = Reform(plan.job, plan.rank, plan.epoch, tcp, finished, grows, left, plan.rank_secret, list(rails))
             answer: Reformed = self._reform(request, timeout=left + REFORM_MARGIN)
             return answer
 

@@ -25,7 +25,7 @@ class Membership:
     def __init__(self, plan: Plan, client: JobClient | None = None) -> None:
         self._plan = plan
         self._client = client
-        self._left = False
+        self._left = self._closed = False
         self._watcher = None if client is None else client.watch(lambda: self._plan)
 
     @property
@@ -109,13 +109,14 @@ class Membership:
         last    after what it leaves, for the other ranks
         """
         self._left = True
-        if self._client is not None:
+        if self._client is not None and not self._closed:
             if self._watcher is not None:
                 self._watcher.leaving()
             self._client.leave(stats.report(self._plan), reason, last)
 
     def close(self) -> None:
         """Closes the connection; the controller takes it for this rank's death if it has not left before."""
+        self._closed = True
         if self._watcher is not None:
             self._watcher.close()
         if self._client is not None:

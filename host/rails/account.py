@@ -80,6 +80,10 @@ class Account:
             )
         return uses
 
+    def progress(self) -> RailStats:
+        """How much all rails have done together, which each of them reports too; may be called on any thread."""
+        return RailStats(operations=self.operations, by_rail=dict(zip(self._rails.names, self.nbytes, strict=True)))
+
     def stats(self) -> RailStats:
         """Totals of all rails; the trees of each are told by its name."""
         named = self._rails.stats()

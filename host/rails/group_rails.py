@@ -13,10 +13,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import numpy as np
+
 from netfold.host.errors import NetFoldError, RailDown
 from netfold.host.mesh.sockets import listen
 from netfold.host.opening.planes import RailSpec
-from netfold.host.rails.joining import REJOIN, used_as_one
+from netfold.host.rails.joining import REJOIN, OutOfBandEnds, used_as_one
 from netfold.host.rails.mesh_rail import MeshRail
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.open_rail import OpenRail
@@ -111,8 +113,13 @@ class GroupRails:
             return BackgroundReopening(lambda: watched(self._open(index, members, life, REJOIN)), most=MOST_PAUSE)
 
         known = [self.whole.shares.figures[index] for index in planes]
+        try:
+            ends = _ends(rails, [joined.listeners[index] for index in planes])
+        except BaseException:
+            joined.keep(())
+            raise
         team = used_as_one(
-            rails, [joined.listeners[index] for index in planes], self.job_error,
+            rails, ends, self.job_error,
             policy=RailPolicy(start="cold", known=[*known, None], stall=self.stall, timeout=self.options.timeout),
             told=RailListeners(
                 me=f"group {plan.job!r}, rank {plan.rank} of {plan.world}", job=plan.job, note=hosts.note,
@@ -137,3 +144,20 @@ class GroupRails:
         return OpenRail(
             self.specs[index], plan.job, group.members.index(plan.rank), len(members), options, group=group
         )
+
+
+def _ends(rails: Sequence[OpenRail], listeners: Sequence[socket.socket]) -> OutOfBandEnds:
+    """The ends of all ranks of a group, which exchange their ports over its first rail."""
+    plan = rails[0].plan
+    rank, world = plan.rank, plan.world
+    ports = np.zeros((world, len(rails)), np.int32)
+    ports[rank] = [listener.getsockname()[1] for listener in listeners]
+    width = len(rails) * ports.itemsize
+    pieces = [slice(r * width, (r + 1) * width) for r in range(world)]
+    rails[0].others.all_gather(ports.reshape(-1).view(np.uint8), pieces)
+    addresses = [{peer.rank: peer.address for peer in rail.plan.peers} for rail in rails]
+    return OutOfBandEnds(plan, listeners, {
+        r: [(where[r], int(port)) for where, port in zip(addresses, ports[r], strict=True)]
+        for r in range(world)
+        if r != rank
+    })

@@ -67,7 +67,7 @@ class MeshRail:
     def counted_by(self, counts: Callable[[], JobCounts]) -> None:
         """Does nothing: no controller hears of it."""
 
-    def leave(self, why: str) -> None:
+    def leave(self, why: str, *, at_once: bool = False) -> None:
         """Does nothing: the ranks stay on the mesh."""
 
     def stats(self) -> RailStats:

@@ -52,16 +52,19 @@ GAVE_UP_LINGER_SECONDS = 0.8
 """The same in seconds after the rank gave up: waiting ranks ask every quarter of a second, and may wait as long for
 answers."""
 
+NONE_DOWN: Mapping[int, NetFoldError] = {}
+
 log = logging.getLogger("netfold")
 
 
 class MultiRail:
     """Several rails used as one.  All ranks make it from like rails in the same order, and call it alike.
 
-    rails   the rails, one each, which are up; taken over
+    rails   the rails, one each; taken over
     spare   carries what it can while no other rail is up; None: there is none
     rank    this rank's number, of ``world`` ranks
     reopen  reopens a dead rail; None: it stays dead
+    down    indices of rails that are dead from the start, the same on all ranks, and why
     clock   monotonic seconds, the clock of the rails' progress
     """
 
@@ -76,6 +79,7 @@ class MultiRail:
         listeners: RailListeners = NO_LISTENERS,
         reopen: ReopenRail | None = None,
         spare: WatchedRail | None = None,
+        down: Mapping[int, NetFoldError] = NONE_DOWN,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         names = [rail.name for rail in rails]
@@ -120,6 +124,7 @@ class MultiRail:
         self._pinned: int | None = None
         self._closed = False
         try:
+            self._rails.mark_down(down)
             self._begin(policy.start)
         except BaseException:
             self.close()
@@ -256,6 +261,10 @@ class MultiRail:
     def stats(self) -> RailStats:
         return self._account.stats()
 
+    def progress(self) -> RailStats:
+        """The totals that the job's controller is to know; may be called on any thread."""
+        return self._account.progress()
+
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
         split = self.shares.preview(nbytes, self.live, lane_bits)
         down = [f"; {use.name} is down: {use.why}" for use in self.use() if use.state == "down"]
@@ -279,7 +288,20 @@ class MultiRail:
         for index in self._rails.live:
             self._rails[index].leave(why)
 
-    def close(self) -> None:
+    def end(self, why: str) -> None:
+        """Closes the rails at once, since no other rank needs this one any more: all have stopped.
+
+        why  for the controllers
+        """
+        for index in self._rails.live:
+            self._rails[index].leave(why, at_once=True)
+        self.close(lingers=False)
+
+    def close(self, *, lingers: bool = True) -> None:
+        """Closes the rails.
+
+        lingers  whether the rank answers the others for a moment yet
+        """
         if self._closed:
             return
         self._closed = True
@@ -292,7 +314,7 @@ class MultiRail:
             if self._state.gave_up
             else self._state.last_outcome_at + LINGER_SECONDS
         )
-        if end > self._clock() and self._detector.others:
+        if lingers and end > self._clock() and self._detector.others:
             time.sleep(min(end - self._clock(), GAVE_UP_LINGER_SECONDS))
         self._channel.close()
         self._rails.close()

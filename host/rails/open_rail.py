@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rail that has joined its job on a plane, and all that belongs to it.
 
-Each rail is a job of its own at its plane's controller (JOB, JOB+1, ...; JOB+1.2 in its second life), so a controller
-knows nothing of rails.
+Each rail is a job of its own at its plane's controller: JOB+0, JOB+1, ...; JOB+1.2 in its second life; JOB+1:7 for the
+ranks of the job's incarnation of epoch 7, after a change of ranks.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class OpenRail:
         self._closed = False
         self._last = ""
         """The message that this rank leaves for the others: its last operation."""
+        self._ended = ""
+        """Why it leaves without waiting for the others."""
         self._membership: Membership | None = None
         self._leaving = threading.Lock()
         self._left = False
@@ -168,7 +170,7 @@ class OpenRail:
         with self._leaving:
             if self._membership is not None and not self._left:
                 self._left = True
-                self._membership.leave(self._of_job(stats), last=self._last)
+                self._membership.leave(self._of_job(stats), self._ended, self._last)
 
     def job_error(self, left: bool) -> NetFoldError | None:
         """The error that has ended the rail's job, according to the plane's controller, or None.
@@ -259,8 +261,11 @@ class OpenRail:
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
         return self._rail.describe(nbytes, lane_bits)
 
-    def leave(self, why: str) -> None:
-        self._last = why
+    def leave(self, why: str, *, at_once: bool = False) -> None:
+        if at_once:
+            self._ended = why
+        else:
+            self._last = why
 
     def close(self) -> None:
         with self._closing:

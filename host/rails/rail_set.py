@@ -62,8 +62,10 @@ class WatchedRail(Rail, Protocol):
         number  of the operation, the same on all ranks
         """
 
-    def leave(self, why: str) -> None:
-        """This rank leaves in order, after this: the controller of the rail's plane tells the others once it is closed.
+    def leave(self, why: str, *, at_once: bool = False) -> None:
+        """This rank leaves after this: the controller of the rail's plane tells the others once the rail is closed.
+
+        at_once  no other rank needs this one any more, and ``why`` ends the rail's job
         """
 
     def watched_by(self, watch: Callable[[float], bool] | None) -> None:

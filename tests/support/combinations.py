@@ -283,8 +283,8 @@ LIVES: Final = {
 OTHERS: Final = {
     "a group of some ranks": {GOES: ANEW, COMES: ANEW, BESIDE: FOLDS},
     "verbs": {GOES: FOLDS, COMES: FOLDS, BESIDE: FOLDS},
-    "several rails": {GOES: "refused by name", COMES: "refused by name", BESIDE: FOLDS},
-    "a group over several rails": {GOES: "refused by name", COMES: "refused by name", BESIDE: FOLDS},
+    "several rails": {GOES: FOLDS, COMES: FOLDS, BESIDE: FOLDS},
+    "a group over several rails": {GOES: ANEW, COMES: ANEW, BESIDE: FOLDS},
 }
 """The cells of other columns."""
 

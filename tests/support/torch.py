@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
 import grpc
 
@@ -97,9 +97,9 @@ def torchrun(
 
 
 class LoopbackJobs:
-    """The job service of one job, whose ranks all fold in one switch."""
+    """The job service of one job, whose ranks all fold in one switch; without one, over several rails."""
 
-    def __init__(self, switch: LoopbackSwitch, world: int) -> None:
+    def __init__(self, switch: LoopbackSwitch | None, world: int) -> None:
         self._switch = switch
         self.joins: dict[int, Join] = {}
         self._world = world
@@ -128,8 +128,8 @@ class LoopbackJobs:
             epoch=1,
             rank=request.rank,
             world=request.world,
-            peers=[Peer(r, join.address, join.tcp) for r, join in sorted(self.joins.items())],
-            trees=self._switch.trees(request.rank, slots=SLOTS),
+            peers=[Peer(r, join.address, join.tcp, rails=join.rails) for r, join in sorted(self.joins.items())],
+            trees=self._switch.trees(request.rank, slots=SLOTS) if self._switch is not None else [],
             secret=self._secret,
         )
 
@@ -158,6 +158,38 @@ class LoopbackJobs:
             yield event
 
 
+class Services:
+    """The job service of a plane: of a job over several rails, and of the rail there."""
+
+    def __init__(self, rail: LoopbackJobs, world: int) -> None:
+        self._rail = rail
+        self._whole = LoopbackJobs(None, world)
+        self._names: set[str] = set()
+
+    def _of(self, request: Any) -> LoopbackJobs:
+        if isinstance(request, Join) and request.rails:
+            self._names.add(request.job)
+        return self._whole if request.job in self._names else self._rail
+
+    def methods(self) -> dict[str, rpc.Method]:
+        """The service's methods but Watch."""
+        whole = self._whole.methods()
+
+        def routed(name: str, method: rpc.Method) -> rpc.Method:
+            kind, call = method
+
+            async def answer(request: Any) -> Any:
+                of_rail = name not in whole or self._of(request) is self._rail
+                return await (call if of_rail else whole[name][1])(request)
+
+            return kind, answer
+
+        return {name: routed(name, method) for name, method in self._rail.methods().items()}
+
+    def watch(self, request: Watch) -> AsyncGenerator[Event, None]:
+        return self._of(request).watch(request)
+
+
 @contextmanager
 def loopback_jobs(
     address: str, ranks: Sequence[str], where: str,
@@ -175,7 +207,8 @@ def loopback_jobs(
 
     async def serve() -> None:
         server = grpc.aio.server()
-        server.add_generic_rpc_handlers((rpc.service(SERVICE, jobs.methods(), {"Watch": (Watch, jobs.watch)}),))
+        services = Services(jobs, len(ranks))
+        server.add_generic_rpc_handlers((rpc.service(SERVICE, services.methods(), {"Watch": (Watch, services.watch)}),))
         server.add_insecure_port(where)
         await server.start()
         ready.set()

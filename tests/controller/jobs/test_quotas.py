@@ -12,7 +12,7 @@ from netfold.controller import client
 from netfold.controller.jobs import quotas
 from netfold.fabric.graph import Tenant
 from netfold.rpc import tokens
-from netfold.wire.jobs import RankLost
+from netfold.wire.jobs import RailEnd, RankLost
 from support.controller import run, until
 from support.credentials import scopes, tenant
 from support.jobs import Code, rig
@@ -42,6 +42,26 @@ def test_a_tenant_has_so_many_jobs_and_no_more(tmp_path: Path) -> None:
                 await r.together(2, job=f"blue{number}")
             waits.cancel()
             await asyncio.gather(waits, return_exceptions=True)
+
+    run(story())
+
+
+def test_a_job_over_several_rails_counts_as_its_rails(tmp_path: Path) -> None:
+    """The job that says who their ranks are takes nothing of the fabric, and says so; its rails count."""
+
+    async def story() -> None:
+        async with rig(tmp_path, tenants=(tenant(tmp_path, "red", jobs=2),), **scopes(tmp_path)) as r:
+            r.metadata = tokens.metadata("red")
+            rails = [RailEnd("innet", "10.0.0.1:1"), RailEnd("tcp", "10.0.0.1:2")]
+            plans = await r.together(2, job="j", fold=False, rails=rails)
+            assert [(plan.trees, peer.rails) for plan in plans for peer in plan.peers] == [([], rails)] * 4
+            assert "its rails fold by themselves" in plans[0].reason
+            for number in range(2):
+                await r.together(2, job=f"j+{number}")
+            code, words = await r.refusal(r.join(0, job="j+2"))
+            assert (code, "it has 2 jobs" in words) == (Code.RESOURCE_EXHAUSTED, True)
+            code, words = await r.refusal(r.join(1, job="j+0", rails=[RailEnd("tcp", "0.0.0.0:1")]))
+            assert (code, "rail tcp" in words) == (Code.INVALID_ARGUMENT, True)
 
     run(story())
 

@@ -141,10 +141,11 @@ def rails_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         Communicator.join("j", 0, 2, rails="ib@a+tcp@a")
 
 
-def a_job_of_several_rails_ends_with_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused_later = pytest.raises(ValueError, match="on_loss='shrink', several rails: each is a job of its own")
-    with refused_later, loopback_rails(["tcp", "tcp"], 2, on_loss="shrink"):
-        pass
+def a_loss_is_of_all_rails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/host/rails/test_changes.py has the losses."""
+    with loopback_rails(["tcp", "tcp"], 2, on_loss="shrink") as comms:
+        assert all(comm.repeats_losses for comm in comms)
+        exactly(comms)
 
 
 def paths_are_of_every_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +184,7 @@ JOIN: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "rails": rails_are_told_apart,
     "reproducible": reproducible_by_default,
     "paths": paths_are_of_every_mesh,
-    "on_loss": a_job_of_several_rails_ends_with_a_rank,
+    "on_loss": a_loss_is_of_all_rails,
 }
 
 

@@ -21,10 +21,12 @@ import pytest
 
 import netfold
 from netfold import Communicator
+from netfold.host.api.join_settings import RailName
 from netfold.host.errors import Closed, PeerLost
 from netfold.topo.processes.rank_program import check_data, run_rank
 
 ONES = np.ones(50_000, np.int32)
+RAIL: RailName = "auto" if "NETFOLD_RAILS" in os.environ else "innet"
 WITH_THE_NEW = [3, 0, 1]
 
 
@@ -39,11 +41,10 @@ def sum_with_the_new(comm: Communicator) -> None:
 
 def main(folder: Path, *new: str) -> None:
     if new:
-        job, address = os.environ["NETFOLD_JOB"], os.environ["NETFOLD_ADDRESS"]
-        with Communicator.join_running(job, address=address, rail="innet", join_timeout=100) as comm:
+        with Communicator.join_running(os.environ["NETFOLD_JOB"], rail=RAIL, join_timeout=100) as comm:
             sum_with_the_new(comm)
         return
-    with netfold.init(rail="innet", timeout=20) as comm:
+    with netfold.init(rail=RAIL, timeout=20) as comm:
         rank = comm.rank
         group = comm.group([rank % 2, rank % 2 + 2])
         for _ in range(5):
