@@ -8,10 +8,12 @@ import os
 import re
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from netfold.bench.ranks.survivor import Reached
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo.network import sandbox
 from support import combinations, needs
@@ -20,12 +22,15 @@ from support.topo import ENGINES, beside, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
+from netfold.bench.harness.survivors import Survivors
 from netfold.topo.network.planes import Planes, on_plane, side_by_side
 from netfold.topo.processes.ranks import Ranks
 
 pytestmark = pytest.mark.timeout(200)
 SIZES = {"softswitch": ("100mbit", 4 << 20), "bmv2": ("10mbit", 512 << 10)}
 
+PAUSE = 0.01
+"""Seconds that ranks compute in a step, for which others have the processor."""
 STALL = 0.4
 """Seconds: a busy machine must not look like a dead rail; how soon one is found is the benchmark's to say."""
 
@@ -39,8 +44,10 @@ def test_a_folding_plane_that_is_cut_costs_no_sum(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 @in_sandbox(timeout=150)
 def test_one_of_two_unlike_planes_is_cut(engine: Engine, tmp_path: Path) -> None:
-    """Plane b is cut while a sum is under way: it and all others are exact, on one rail; back, it is used again."""
-    cut_and_back("innet@a+tcp@b", engine, tmp_path)  # TCP may take longer than STALL to find out what was lost
+    """Plane b is cut while a sum is under way: it and all others are exact, on one rail; back, it is used again.  Then
+    a job folds on both planes, and so does a group of its ranks."""
+    # TCP may take longer than STALL to find out what was lost
+    cut_and_back("innet@a+tcp@b", engine, tmp_path, then=lambda planes: groups_fold(planes, tmp_path))
 
 
 @in_sandbox(timeout=150)
@@ -49,7 +56,21 @@ def test_one_of_three_unlike_planes_is_cut(tmp_path: Path) -> None:
     cut_and_back("innet@a+roce@b+tcp@c", "softswitch", tmp_path)
 
 
-def cut_and_back(rails: str, engine: Engine, tmp_path: Path, standstill: float = 0.0) -> None:
+def groups_fold(planes: Planes, folder: Path) -> None:
+    """A job over both planes, and a group of three of its ranks: their sums are exact, and fold."""
+    (folder / "go").touch()
+    ranks = planes.launch([*program("rank_beside.py"), str(folder)], job="groups", env={
+        "NETFOLD_RAILS": "innet@a+innet@b", "NETFOLD_RAIL_STALL": "5",
+    })
+    said = [json.loads(lines[-1]) for lines in ranks.wait(within=60)]
+    assert ["group" in paths for paths in said] == [True, True, True, False]
+    assert all("innet@" in path and "TCP" not in path for paths in said for path in paths.values()), said
+
+
+def cut_and_back(
+    rails: str, engine: Engine, tmp_path: Path, standstill: float = 0.0,
+    then: Callable[[Planes], None] = lambda planes: None,
+) -> None:
     rate, nbytes = SIZES[engine]
     one = leafspine(1, 0, 4, rate=rate, engine=engine)
     results = []
@@ -67,6 +88,7 @@ def cut_and_back(rails: str, engine: Engine, tmp_path: Path, standstill: float =
                 planes.cut(1, up=True)
             else:
                 results.append((rank, json.loads(line)))
+        then(planes)
         log = (tmp_path / "logs" / "a" / "rails-rank0.log").read_text()
     assert sorted(rank for rank, _ in results) == [0, 1, 2, 3]
     assert len({result["digest"] for _, result in results}) == 1
@@ -96,7 +118,7 @@ def test_a_group_of_ranks_folds_on_both_planes_and_loses_one_for_a_while(tmp_pat
     for result in results.values():
         assert result["deaths"] >= 1
         assert result["folded"] > 0
-        assert "tree(s) of 'rails#2-0-1.1' on innet@a" in result["why"]
+        assert "tree(s) of 'rails+0#2-0-1.1' on innet@a" in result["why"]
 
 
 @in_sandbox(timeout=150)
@@ -111,6 +133,71 @@ def test_two_jobs_over_both_planes_fold_beside_each_other(tmp_path: Path) -> Non
     for column, name in (("several rails", "job"), ("a group over several rails", "group")):
         assert all("innet@" in path and "TCP" not in path for path in paths[name]), paths
         assert combinations.OTHERS[column][combinations.BESIDE] == combinations.FOLDS
+
+
+@in_sandbox(timeout=190)
+def test_ranks_are_killed_and_come_back_over_both_planes(tmp_path: Path) -> None:
+    """Every sum is exact, and what is left folds: by ``shrink`` and ``grow``, and by itself while plane b is cut.
+    Groups are made anew, and fold."""
+    rate, _ = SIZES["softswitch"]
+    one = leafspine(1, 0, 4, rate=rate, engine="softswitch")
+    with Planes(side_by_side([one] * 2, sandbox.rundir()), logs=tmp_path / "logs") as planes:
+        network, rails = planes.networks[0], "innet@a+innet@b"
+        with Survivors(network, "grow", "auto", planes=planes, rails=rails, job="grows", pause=PAUSE) as crew:
+            _, fewer = crew.kill("h2")
+            more = crew.bring_back("h2")
+            crew.kill("h1", "h3")
+            alike(crew.end(), 2)
+        with Survivors(network, "by itself", "auto", planes=planes, rails="innet@a+tcp@b", job="itself", pause=PAUSE
+                       ) as crew:
+            planes.cut(1)
+            crew.kill("h4")
+            planes.cut(1, up=True)
+            crew.kill("h1")
+            alike(crew.end(), 2)
+        env = {"NETFOLD_RAILS": rails, "NETFOLD_RAIL_STALL": "5"}
+        command = [*program("rank_group_lost.py"), str(tmp_path)]
+        old = planes.launch(command, job="lost", env=env)
+        new = planes.launch([*command, "new"], job="lost", hosts=one.hosts[3:], env=env)
+        left, came = [lines for lines in old.wait(within=100) if lines], new.wait(within=100)
+        planes.check()
+    for row, reached, world in ((combinations.GOES, fewer, 3), (combinations.COMES, more, 4)):
+        assert [one.world for one in reached] == [world] * world
+        assert all("innet@" in one.path for one in reached), reached
+        assert combinations.OTHERS["several rails"][row] == combinations.FOLDS
+        assert combinations.OTHERS["a group over several rails"][row] == combinations.ANEW
+    said = [json.loads(lines[0]) for lines in left]
+    assert [result["after"] for result in said] == [6] * 3
+    for name in ("tree(s) of 'lost+0:", "on innet@b"):
+        assert all(name in result["explain"] for result in said), said
+    grown = [json.loads(lines[-1]) for lines in (*left, *came)]
+    assert sum("innet@" in result.get("grown", "") for result in grown) == 3, grown
+
+
+def alike(ends: list[Reached], world: int) -> None:
+    """All ranks have ended with the same weights."""
+    assert len({(end.step, end.checksum, end.world) for end in ends}) == 1, ends
+    assert [end.world for end in ends] == [world] * world
+
+
+@pytest.mark.needs("torch")
+@in_sandbox(timeout=190)
+def test_torchs_groups_fold_over_several_rails(tmp_path: Path) -> None:
+    """The groups of a DeviceMesh's dimension that spans leaves have trees of their own on the plane that folds, and the
+    losses of HSDP, of tensor and data parallel training and of ZeRO are gloo's.  Two hosts below one leaf gain nothing.
+    """
+    one = leafspine(2, 1, 4, rate="200mbit", engine="softswitch")
+    with Planes(side_by_side([one] * 2, sandbox.rundir()), logs=tmp_path / "logs") as planes:
+        env = {"RES_OPTIONS": "timeout:1 attempts:1", "OMP_NUM_THREADS": "1", "NETFOLD_RAILS": "innet@a+tcp@b",
+               "NETFOLD_RAIL_STALL": "5", "MASTER_ADDR": planes.fabrics[0].hosts[0].address, "MASTER_PORT": "29502"}
+        ranks = planes.launch([*program("rank_torch_mesh.py"), "2", "2"], job="mesh", env=env)
+        results = [json.loads(lines[-1]) for lines in ranks.wait(within=160)]
+    for rank, result in enumerate(results):
+        assert f"tree(s) of 'mesh+0#{rank % 2}-{rank % 2 + 2}.1' on innet@a" in result["replicate"], result["replicate"]
+        assert "as they send each other" in result["shard"]
+        for training in ("hsdp", "tensor_and_data_parallel", "zero"):
+            assert result[training]["ours"] == pytest.approx(result[training]["gloo"], rel=1e-4), training
+            assert result["folded"][training]["world" if training == "zero" else "replicate"] > 0, training
 
 
 def stand_still(planes: Planes, ranks: Ranks, seconds: float) -> None:
