@@ -41,7 +41,7 @@ def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-class Pool(Protocol):
+class NumberPool(Protocol):
     """Numbers of one kind, of which some are in use."""
 
     def release(self, number: int) -> None:

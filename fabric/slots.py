@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from netfold.fabric.graph import Engine
-from netfold.fabric.pools import SLOTS, Cycle, Exhausted, Pool, RandomPool, Ranges, Slots, runs
+from netfold.fabric.pools import SLOTS, Cycle, Exhausted, NumberPool, RandomPool, Ranges, Slots, runs
 from netfold.fabric.trees import MOST_TREES, Fold, Tree
 from netfold.wire import roce
 
@@ -242,7 +242,7 @@ class Allocator:
         """The UDP source ports of each host: a rank binds its own, which the kernel gives once."""
         self._bound: dict[tuple[str, int], set[int]] = {}
         """(Host, source port) -> the epochs that have it: two of them while a job's trees are planned anew."""
-        self._held: dict[int, dict[Pool, set[int]]] = {}
+        self._held: dict[int, dict[NumberPool, set[int]]] = {}
         """The numbers of each epoch, by their pool."""
         self._binds: dict[int, list[tuple[str, int]]] = {}
         """The hosts and source ports of each epoch."""
