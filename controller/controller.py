@@ -72,9 +72,9 @@ CONNECT_TIMEOUT: Final = 10.0
 """Seconds for one attempt to connect to a switch."""
 CONFIRM_TIMEOUT: Final = 2.0
 """Seconds that switches have to say whether another client has taken them."""
-JOBS_FIRST: Final = 3
-"""Turns of the event loop by which the entries of running jobs, which stand still, are written before routes are
-planned: one begins their rounds, two their writes."""
+ROUTES_WAIT: Final = 0.05
+"""Seconds for which routes wait at most until jobs whose ranks stand still go on: a switch takes one write after the
+other."""
 
 
 class Controller:
@@ -314,14 +314,13 @@ class Controller:
                 self._notice()
             except Exception:
                 log.exception("jobs could not be checked after a change")
-            for _ in range(JOBS_FIRST):
-                await asyncio.sleep(0)
             self._stale.set()
 
     async def _update_routes(self) -> None:
         while True:
             await self._stale.wait()
             self._stale.clear()
+            await self.jobs.wait_for_rounds(ROUTES_WAIT)
             try:
                 await self._reroute()
             except Exception:

@@ -227,6 +227,12 @@ class Jobs:
         if not self._stands_back:
             self._recovery.notice(self.registry.active())
 
+    async def wait_for_rounds(self, timeout: float) -> None:
+        """Wait until no job stands still for new trees, at most so many seconds."""
+        rounds = [job.round.plans for job in self.registry.active() if job.round is not None and job.stands_still]
+        if rounds:
+            await asyncio.wait(rounds, timeout=timeout)
+
     async def resume(self, request: Resume) -> Plan:
         """A halted rank waits for its new plan.  Raises Refusal."""
         return await self._recovery.resume(self.registry.find(request), request)

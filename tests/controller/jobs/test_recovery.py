@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.controller.switch import fold_tables
+from netfold.controller.switch import fold_tables, tables
 from netfold.fabric import slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.wire import roce
 from netfold.wire.jobs import Halt, RankLost
-from support.controller import run, until
+from support.controller import BOUND, MemorySwitch, run, until
 from support.jobs import Code, rig
 from support.recovery import all_resume, back_and_then, connections, lose, restart, resume, streams
 
@@ -117,6 +117,36 @@ def test_a_cut_link_is_reason_enough(tmp_path: Path) -> None:
             assert [tree.name for tree in after[0].trees] == ["spine1", "spine1"]
 
     run(story())
+
+
+def test_new_trees_are_written_before_routes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A switch that gets both takes what ranks stand still for first; it gets its routes while they still do."""
+    monkeypatch.setattr("netfold.controller.controller.ROUTES_WAIT", BOUND)
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            leaf = r.switches["leaf1"]
+            leaf.writes.clear()
+            leaf.port(3, up=False)
+            await all_resume(r, plans)
+            monkeypatch.setattr("netfold.controller.controller.ROUTES_WAIT", 0.01)
+            await until(lambda: _wrote(leaf, tables.ROUTE))
+            assert any(update.entity.identity[0] == tables.CONNECTION for update in leaf.writes[0])
+            leaf.writes.clear()
+            leaf.port(3, up=True)
+            await until(lambda: _wrote(leaf, tables.ROUTE))
+            leaf.writes.clear()
+            leaf.port(4, up=False)
+            await until(lambda: _wrote(leaf, tables.ROUTE))
+            assert all(job.stands_still for job in r.controller.jobs.all())
+
+    run(story())
+
+
+def _wrote(switch: MemorySwitch, table: str) -> bool:
+    """True if an entry of this table was written to a switch."""
+    return any(update.entity.identity[0] == table for updates in switch.writes for update in updates)
 
 
 def test_a_leaf_that_restarts_is_waited_for(tmp_path: Path) -> None:
