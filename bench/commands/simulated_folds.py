@@ -22,10 +22,10 @@ import numpy as np
 from netfold.bench.ranks.loss import LossResult, LossTask
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric
-from netfold.sim.folding import FoldRules, fold
-from netfold.sim.packet import Transport, simulate
-from netfold.sim.placement import SCHEMES
-from netfold.sim.topology import Topology, of_fabric
+from netfold.sim.engines.folding import FoldRules, fold
+from netfold.sim.engines.packet import Transport, simulate
+from netfold.sim.engines.placement import SCHEMES
+from netfold.sim.engines.topology import Topology, of_fabric
 from netfold.topo.network import sandbox
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox

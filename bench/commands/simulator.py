@@ -24,10 +24,10 @@ from netfold.bench.ranks.simulator import ReplayFlow, ReplayTask, ReplayTimes
 from netfold.disk import files
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric
-from netfold.sim.packet import PacketOutcome, Transport, simulate
-from netfold.sim.placement import SCHEMES, Placement, Scheme, place
-from netfold.sim.topology import Topology, of_fabric
-from netfold.sim.workload import COLLECTIVES, Workload, ring_all_gather, shifted_all_to_all
+from netfold.sim.engines.packet import PacketOutcome, Transport, simulate
+from netfold.sim.engines.placement import SCHEMES, Placement, Scheme, place
+from netfold.sim.engines.topology import Topology, of_fabric
+from netfold.sim.workloads.workload import COLLECTIVES, Workload, ring_all_gather, shifted_all_to_all
 from netfold.topo.network import sandbox
 from netfold.wire import roce
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 
-from netfold.sim.packet import simulate
-from netfold.sim.placement import SCHEMES
-from netfold.sim.topology import leaf_spine, paper_fat_tree
-from netfold.sim.workload import COLLECTIVES
+from netfold.sim.engines.packet import simulate
+from netfold.sim.engines.placement import SCHEMES
+from netfold.sim.engines.topology import leaf_spine, paper_fat_tree
+from netfold.sim.workloads.workload import COLLECTIVES
 
 BAR = 3e6
 PAPER = "leaf-spine, 256 hosts"

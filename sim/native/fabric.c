@@ -7,7 +7,7 @@
  * late); there is no PFC: a full buffer drops. */
 #include "fabric.h"
 
-/* ---- the numbering (sim/topology.py): a block of link numbers for each kind ---- */
+/* ---- the numbering (sim/engines/topology.py): a block of link numbers for each kind ---- */
 
 enum link_kind { HOST_UP, HOST_DOWN, LEAF_UP, LEAF_DOWN, CORE_UP, CORE_DOWN, LINK_KINDS };
 

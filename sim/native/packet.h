@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What sim/packet.py hands to run.c; the ctypes structures there mirror these, and sim_abi() is checked.
+/* What sim/engines/packet.py hands to run.c; the ctypes structures there mirror these, and sim_abi() is checked.
  *
  * Times are picoseconds, sizes bytes, rates picoseconds a byte.  Arrays belong to the caller. */
 #ifndef SIM_PACKET_H
@@ -13,7 +13,7 @@ enum fold_protocol { NETFOLD, SWITCHML, ATP, FOLD_PROTOCOLS };
 enum outcome { FINISHED, DEADLINE, NO_MEMORY, BAD_INPUT };
 
 struct config {
-    /* fabric (sim/topology.py has the numbering) */
+    /* fabric (sim/engines/topology.py has the numbering) */
     uint32_t hosts, leaves, aggs, pods, cores; /* hosts a leaf, leaves a pod, aggs a pod, pods, cores an agg */
     double host_rate, leaf_rate, core_rate;    /* ps a byte */
     uint64_t delay;                            /* of each link */

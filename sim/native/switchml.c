@@ -7,7 +7,7 @@
  * NSDI 2021, section 3.5, algorithms 3 (switch) and 4 (worker).  One switch: p4lang/p4app-switchML at commit b5c74a04,
  * /dev_root/p4/bitmap_checker.p4 and /dev_root/p4/workers_counter.p4.  Trees of switches, where one asks the next for a
  * result that it has not got: ChenYuHo/SwitchML-omnetpp at commit 65440a95, /Switch.cc.  The numbers are in
- * sim/netreduce.py, SWITCHML; this file has none. */
+ * sim/netreduce/points.py, SWITCHML; this file has none. */
 #include "switchml.h"
 
 #include "children.h"

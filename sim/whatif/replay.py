@@ -18,11 +18,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.sim import fluid
-from netfold.sim.placement import Placement
+from netfold.sim.engines import fluid
+from netfold.sim.engines.placement import Placement
 from netfold.sim.whatif.program import Await, Compute, Issue, Operation, StepEnd, TrainingProgram
 from netfold.sim.whatif.ways import Phase, RankFabric, WhatIfWay
-from netfold.sim.workload import Workload
+from netfold.sim.workloads.workload import Workload
 
 
 @dataclass(frozen=True)

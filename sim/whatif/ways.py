@@ -30,7 +30,7 @@ from netfold.fabric.graph import Fabric
 from netfold.fabric.grids import mesh_of, ring_along
 from netfold.fabric.paths import PLANNERS, Flow, plan
 from netfold.fabric.ring import ring_order
-from netfold.sim.any_fabric import DirectedLinks
+from netfold.sim.engines.any_fabric import DirectedLinks
 from netfold.sim.whatif.costs import LANE_SECONDS, TCP_SECONDS, HostCosts
 from netfold.sim.whatif.program import FLOATS, FOLDED, Operation
 

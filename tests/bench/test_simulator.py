@@ -18,9 +18,9 @@ from netfold.cli.app import app
 from netfold.controller.paths.steering import Steering
 from netfold.fabric.clos import paths_of
 from netfold.fabric.generate import leafspine
-from netfold.sim.placement import SCHEMES
-from netfold.sim.topology import of_fabric
-from netfold.sim.workload import COLLECTIVES
+from netfold.sim.engines.placement import SCHEMES
+from netfold.sim.engines.topology import of_fabric
+from netfold.sim.workloads.workload import COLLECTIVES
 from netfold.topo.network import sandbox
 from netfold.wire import roce
 from netfold.wire.operator import LinkStatus

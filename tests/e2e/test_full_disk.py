@@ -213,8 +213,8 @@ def demo_report(place: Path) -> None:
 
 def simulations(place: Path) -> None:
     """Rows end with the last whole one, so that the comparison can be resumed when there is room."""
-    from netfold.sim import results
-    from netfold.sim.claims import ComparisonRow
+    from netfold.sim.ethereal import results
+    from netfold.sim.ethereal.claims import ComparisonRow
 
     def a_row(seed: int) -> ComparisonRow:
         return ComparisonRow("leaf-spine", "ring", 1 << 20, "spray", "healthy", seed, 1.0, 0, 8, 1.0, 0, 0)

@@ -19,7 +19,7 @@ from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.selection.peers import Peers
-from netfold.sim import workload
+from netfold.sim.workloads import workload
 from netfold.testing import MemoryFabric
 from support.collectives import values
 

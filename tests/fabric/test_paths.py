@@ -16,7 +16,7 @@ from netfold.fabric.clos import Clos, Hop, PathError
 from netfold.fabric.collectives import all_to_all as all_to_all_steps
 from netfold.fabric.generate import leafspine
 from netfold.fabric.paths import Cut, Flow, equal_split, fewest_pieces, plan
-from netfold.sim.topology import Topology
+from netfold.sim.engines.topology import Topology
 from support.plans import hop_loads
 
 PLANNERS = pytest.mark.parametrize("planner", [equal_split, fewest_pieces])

@@ -149,7 +149,10 @@ def test_a_scheme_looks_the_same_whatever_is_beside_it() -> None:
 def test_schemes_of_a_figure_have_colours_of_their_own(figure: str) -> None:
     """No two in one figure share a colour, and each has its own entry in the style sheet."""
     from netfold.bench.commands import osu_bcast
-    from netfold.sim import mesh, netreduce, placement, smp_workload
+    from netfold.sim.collectives import mesh
+    from netfold.sim.engines import placement
+    from netfold.sim.netreduce import points as netreduce
+    from netfold.sim.workloads import smp_workload
 
     names = {"ethereal": [*placement.SCHEMES], "netreduce": [*netreduce.LABELS.values(), "sufficient condition"],
              "mesh": [*mesh.ALGORITHMS], "smp": [*smp_workload.ALGORITHMS], "bcast": [*osu_bcast.WAYS, "gloo"]}[figure]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from netfold.fabric.generate import parse
-from netfold.sim import any_fabric, fluid
-from netfold.sim.packet import Transport
-from netfold.sim.placement import SCHEMES
-from netfold.sim.topology import of_fabric
-from netfold.sim.workload import COLLECTIVES
+from netfold.sim.engines import any_fabric, fluid
+from netfold.sim.engines.packet import Transport
+from netfold.sim.engines.placement import SCHEMES
+from netfold.sim.engines.topology import of_fabric
+from netfold.sim.workloads.workload import COLLECTIVES
 
 
 @pytest.mark.parametrize("uplinks", ["", ",uplinks=100gbit:400gbit"])

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netfold.sim import netreduce
-from netfold.sim.atp import ATP, fold_at_server
-from netfold.sim.folding import FoldRules, SimulatedFold, beside
-from netfold.sim.packet import PacketOutcome, Transport, simulate
-from netfold.sim.placement import SCHEMES
-from netfold.sim.topology import Topology, leaf_spine
-from netfold.sim.workload import Workload
+from netfold.sim.engines.atp import ATP, fold_at_server
+from netfold.sim.engines.folding import FoldRules, SimulatedFold, beside
+from netfold.sim.engines.packet import PacketOutcome, Transport, simulate
+from netfold.sim.engines.placement import SCHEMES
+from netfold.sim.engines.topology import Topology, leaf_spine
+from netfold.sim.netreduce import points as netreduce
+from netfold.sim.workloads.workload import Workload
 
 PINNED = SCHEMES["netfold"]
 EXACT = Transport(jitter=0)

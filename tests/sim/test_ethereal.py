@@ -19,13 +19,13 @@ from typer.testing import CliRunner
 from netfold.cli.app import app
 from netfold.fabric.file import save
 from netfold.fabric.generate import leafspine
-from netfold.sim import ethereal
-from netfold.sim.claims import ComparisonRow, claims, relative
-from netfold.sim.ethereal import Comparison, run
-from netfold.sim.points import BROKEN, FABRICS, Point, broken, simulate_point
-from netfold.sim.results import ROWS
-from netfold.sim.sweep import EngineError, engine, sweep
-from netfold.sim.topology import leaf_spine
+from netfold.sim.engines.topology import leaf_spine
+from netfold.sim.ethereal import comparison as ethereal
+from netfold.sim.ethereal.claims import ComparisonRow, claims, relative
+from netfold.sim.ethereal.comparison import Comparison, run
+from netfold.sim.ethereal.points import BROKEN, FABRICS, Point, broken, simulate_point
+from netfold.sim.ethereal.results import ROWS
+from netfold.sim.sweeps.sweep import EngineError, engine, sweep
 from support import needs
 
 SMALL = {"collectives": ["halving-doubling"], "models": [], "sizes": [1, 2], "schemes": ["netfold", "spray", "ecmp"]}

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.sim import fluid, packet
-from netfold.sim.placement import SCHEMES
-from netfold.sim.topology import ClosCable, Topology, leaf_spine, paper_fat_tree
-from netfold.sim.training import MODELS, data_parallel
-from netfold.sim.workload import (
+from netfold.sim.engines import fluid, packet
+from netfold.sim.engines.placement import SCHEMES
+from netfold.sim.engines.topology import ClosCable, Topology, leaf_spine, paper_fat_tree
+from netfold.sim.workloads.training import MODELS, data_parallel
+from netfold.sim.workloads.workload import (
     COLLECTIVES,
     Workload,
     all_to_all,

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from netfold.fabric import trees
-from netfold.sim import fold_beside
-from netfold.sim.fold_beside import RATE, members, planned_beside, point
-from netfold.sim.folding import fold_graph
-from netfold.sim.topology import leaf_spine
-from netfold.sim.workload import all_to_all
+from netfold.sim.engines.folding import fold_graph
+from netfold.sim.engines.topology import leaf_spine
+from netfold.sim.netreduce import beside as fold_beside
+from netfold.sim.netreduce.beside import RATE, members, planned_beside, point
+from netfold.sim.workloads.workload import all_to_all
 
 TOPOLOGY = leaf_spine(hosts=32, leaves=4, spines=4, rate=RATE)
 

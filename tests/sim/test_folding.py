@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 
 from netfold.fabric.trees import MAX_CHILDREN
 from netfold.host.innet.slot_switch import Nak
-from netfold.sim import packet
-from netfold.sim.folding import FoldRules, beside, fold
-from netfold.sim.netreduce import SWITCHML
-from netfold.sim.packet import PacketOutcome, Transport, simulate
-from netfold.sim.placement import SCHEMES
-from netfold.sim.topology import Topology, leaf_spine
-from netfold.sim.workload import ring
+from netfold.sim.engines import packet
+from netfold.sim.engines.folding import FoldRules, beside, fold
+from netfold.sim.engines.packet import PacketOutcome, Transport, simulate
+from netfold.sim.engines.placement import SCHEMES
+from netfold.sim.engines.topology import Topology, leaf_spine
+from netfold.sim.netreduce.points import SWITCHML
+from netfold.sim.workloads.workload import ring
 from support.slot_model import Call, TerribleNetwork, make_fabric, run
 
 VERDICTS = Path(__file__).resolve().parents[2] / "p4src" / "verdict.p4"

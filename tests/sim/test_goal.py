@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from netfold.cli.app import app
 from netfold.cli.common import CANNOT
-from netfold.sim.goal import read, write
-from netfold.sim.packet import Transport, simulate
-from netfold.sim.placement import SCHEMES
-from netfold.sim.topology import leaf_spine
-from netfold.sim.workload import COLLECTIVES, Workload, ring
+from netfold.sim.collectives.goal import read, write
+from netfold.sim.engines.packet import Transport, simulate
+from netfold.sim.engines.placement import SCHEMES
+from netfold.sim.engines.topology import leaf_spine
+from netfold.sim.workloads.workload import COLLECTIVES, Workload, ring
 
 FABRIC = leaf_spine(hosts=16, leaves=4, spines=4)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from netfold.sim.kept import Progress, simulate_all
+from netfold.sim.sweeps.kept import Progress, simulate_all
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from netfold.sim.packet import Fault, PacketOutcome, Transport, simulate
-from netfold.sim.placement import SCHEMES, place
-from netfold.sim.topology import ClosCable, Topology, leaf_spine
-from netfold.sim.workload import Workload, all_to_all
+from netfold.sim.engines.packet import Fault, PacketOutcome, Transport, simulate
+from netfold.sim.engines.placement import SCHEMES, place
+from netfold.sim.engines.topology import ClosCable, Topology, leaf_spine
+from netfold.sim.workloads.workload import Workload, all_to_all
 
 TWO_LEAVES = leaf_spine(hosts=16, leaves=2, spines=1)
 EXACT = Transport(jitter=0, rto=1e-3)

@@ -21,10 +21,10 @@ from netfold.host.collectives.flow import run
 from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Call
 from netfold.host.operation.reduction import Reduction
-from netfold.sim import mesh_figures
-from netfold.sim.mesh import ALGORITHMS, Grid, flows_of, runs_on, simulate
-from netfold.sim.mesh_schedule import Line, MeshMessage, Order, allreduce, ring, tide
-from netfold.sim.workload import Workload
+from netfold.sim.collectives import mesh_figures
+from netfold.sim.collectives.mesh import ALGORITHMS, Grid, flows_of, runs_on, simulate
+from netfold.sim.workloads.mesh_schedule import Line, MeshMessage, Order, allreduce, ring, tide
+from netfold.sim.workloads.workload import Workload
 
 SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 5)).filter(lambda shape: shape[0] * shape[1] > 1)
 

@@ -7,7 +7,7 @@ import csv
 
 import pytest
 
-from netfold.sim import netreduce
+from netfold.sim.netreduce import points as netreduce
 
 
 def test_the_condition_is_the_papers_formula() -> None:

@@ -7,9 +7,9 @@ import csv
 
 import pytest
 
-from netfold.sim import netreduce_training as training
-from netfold.sim.netreduce_training import GpuCluster, allreduce_seconds, between, buckets, step
-from netfold.sim.networks import NETWORKS, Layer, TrainedNet
+from netfold.sim.netreduce import training
+from netfold.sim.netreduce.training import GpuCluster, allreduce_seconds, between, buckets, step
+from netfold.sim.workloads.trained_nets import NETWORKS, Layer, TrainedNet
 
 PARAMETERS = {"AlexNet": 61_100_840, "VGG-16": 138_357_544, "ResNet-50": 25_557_032, "BERT-base": 109_482_240,
               "BERT-large": 335_141_888}

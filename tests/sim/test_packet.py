@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from netfold.fabric.clos import Clos
 from netfold.fabric.paths import Flow, equal_split, fewest_pieces, plan
-from netfold.sim import fluid
-from netfold.sim.packet import Fault, Transport, simulate
-from netfold.sim.placement import SCHEMES, place
-from netfold.sim.topology import ClosCable, Topology, leaf_spine
-from netfold.sim.workload import COLLECTIVES, Workload, all_to_all, halving_doubling, ring, shifted_all_to_all
+from netfold.sim.engines import fluid
+from netfold.sim.engines.packet import Fault, Transport, simulate
+from netfold.sim.engines.placement import SCHEMES, place
+from netfold.sim.engines.topology import ClosCable, Topology, leaf_spine
+from netfold.sim.workloads.workload import COLLECTIVES, Workload, all_to_all, halving_doubling, ring, shifted_all_to_all
 
 TWO_TIERS = leaf_spine(hosts=16, leaves=4, spines=4)
 THREE_TIERS = Topology(hosts=2, leaves=2, aggs=2, pods=2, cores=2)

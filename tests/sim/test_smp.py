@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from netfold.cli.app import app
 from netfold.cli.common import CANNOT
-from netfold.sim.smp import SmpPoint, simulate_smp, threshold, times
-from netfold.sim.smp_workload import ALGORITHMS, MessageLatency, crossings, with_latency
+from netfold.sim.collectives.smp import SmpPoint, simulate_smp, threshold, times
+from netfold.sim.workloads.smp_workload import ALGORITHMS, MessageLatency, crossings, with_latency
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name.startswith("smp")])

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netfold.sim import netreduce
-from netfold.sim.folding import FoldRules, SimulatedFold, fold
-from netfold.sim.packet import PacketOutcome, SimulationError, Transport, simulate
-from netfold.sim.placement import SCHEMES
-from netfold.sim.topology import Topology, leaf_spine
-from netfold.sim.workload import Workload
+from netfold.sim.engines.folding import FoldRules, SimulatedFold, fold
+from netfold.sim.engines.packet import PacketOutcome, SimulationError, Transport, simulate
+from netfold.sim.engines.placement import SCHEMES
+from netfold.sim.engines.topology import Topology, leaf_spine
+from netfold.sim.netreduce import points as netreduce
+from netfold.sim.workloads.workload import Workload
 
 PINNED = SCHEMES["netfold"]
 EXACT = Transport(jitter=0)

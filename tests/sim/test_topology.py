@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from netfold.fabric.clos import Clos
 from netfold.fabric.generate import leafspine, parse
 from netfold.fabric.uplinks import Uplink
-from netfold.sim.topology import ClosCable, Topology, large_fat_tree, leaf_spine, of_fabric, paper_fat_tree
+from netfold.sim.engines.topology import ClosCable, Topology, large_fat_tree, leaf_spine, of_fabric, paper_fat_tree
 
 SIZES = st.builds(lambda hosts, leaves, aggs, pods, cores: Topology(
     hosts=hosts, leaves=leaves, aggs=aggs, pods=pods, cores=cores if pods > 1 else 0),

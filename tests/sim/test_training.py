@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from netfold.sim import fluid
-from netfold.sim.placement import SCHEMES
-from netfold.sim.topology import leaf_spine
-from netfold.sim.training import (
+from netfold.sim.engines import fluid
+from netfold.sim.engines.placement import SCHEMES
+from netfold.sim.engines.topology import leaf_spine
+from netfold.sim.workloads.training import (
     MODELS,
     TRAINING,
     Model,
@@ -18,7 +18,7 @@ from netfold.sim.training import (
     tensor_parallel,
     three_dimensional,
 )
-from netfold.sim.workload import COLLECTIVES, Workload
+from netfold.sim.workloads.workload import COLLECTIVES, Workload
 
 TINY = Model("tiny", 4, 256, tokens=512)
 HOSTS = range(16)

@@ -45,8 +45,8 @@ def ethereal(
     short: Annotated[bool, typer.Option("--short", help="64 hosts, 1 MB and one model: half a minute.")] = False,
 ) -> None:
     """Draw Ethereal's comparison again: split, pinned flows against spraying, REPS and ECMP, also when links fail."""
-    from netfold.sim import ethereal as paper
-    from netfold.sim import sweep
+    from netfold.sim.ethereal import comparison as paper
+    from netfold.sim.sweeps import sweep
 
     if short:
         fabrics, models, sizes = "leaf-spine-64", "GPT-117M-3d", "1"
@@ -80,7 +80,7 @@ def smp(
     resume: Annotated[bool, typer.Option("--resume", help="Go on where a run with this --out was ended.")] = False,
 ) -> None:
     """Draw Patarasuk and Yuan's comparison again: SMP-binomial, SMP-butterfly, butterfly and rings in order and not."""
-    from netfold.sim import smp as paper
+    from netfold.sim.collectives import smp as paper
 
     try:
         numbers = {}
@@ -110,9 +110,9 @@ def mesh(
 ) -> None:
     """TidalMesh's allreduce on grids of hosts linked to their neighbours, against rings and trees; its schedule."""
     from netfold.fabric.graph import FabricError, bits_per_second
-    from netfold.sim import mesh_figures
-    from netfold.sim.mesh import Grid
-    from netfold.sim.packet import SimulationError
+    from netfold.sim.collectives import mesh_figures
+    from netfold.sim.collectives.mesh import Grid
+    from netfold.sim.engines.packet import SimulationError
 
     chosen, kilobytes = ("3x4,3x3t", "1024") if short else (grids, sizes)
     try:
@@ -150,9 +150,9 @@ def fabric_(
     """Collectives on any fabric: planned paths against spraying and hashing, unequal links, meshes and tori too."""
     from netfold.fabric.generate import parse
     from netfold.fabric.graph import FabricError, bits_per_second
-    from netfold.sim import any_fabric
-    from netfold.sim.packet import SimulationError
-    from netfold.sim.workload import COLLECTIVES
+    from netfold.sim.engines import any_fabric
+    from netfold.sim.engines.packet import SimulationError
+    from netfold.sim.workloads.workload import COLLECTIVES
 
     try:
         if not all(seed.strip().isdecimal() for seed in seeds.split(",")):
@@ -178,9 +178,10 @@ def netreduce(
     short: Annotated[bool, typer.Option("--short", help="Up to 64 GPUs, 1 MiB: seconds.")] = False,
 ) -> None:
     """NetReduce's questions: sums in switches against rings, trees and hierarchies at 32 to 1,024 GPUs."""
-    from netfold.sim import fold_beside, netreduce_training
-    from netfold.sim import netreduce as paper
-    from netfold.sim.packet import SimulationError
+    from netfold.sim.engines.packet import SimulationError
+    from netfold.sim.netreduce import beside as fold_beside
+    from netfold.sim.netreduce import points as paper
+    from netfold.sim.netreduce import training as netreduce_training
 
     parts: dict[str, Callable[..., object]] = {"allreduce": paper.run, "training": netreduce_training.run,
                                                "beside": fold_beside.run}
@@ -209,7 +210,7 @@ def goal(
     seed: Annotated[int, typer.Option(help="Seed of hashes and random numbers.")] = 1,
 ) -> None:
     """Simulate a GOAL schedule of other tools, or write a collective as one for them."""
-    from netfold.sim import goal as schedules
+    from netfold.sim.collectives import goal as schedules
 
     try:
         if write:

@@ -37,7 +37,7 @@ def what_if(
     from netfold.fabric.generate import parse
     from netfold.fabric.graph import FabricError, bits_per_second
     from netfold.fabric.path_graph import PathError
-    from netfold.sim.packet import SimulationError
+    from netfold.sim.engines.packet import SimulationError
     from netfold.sim.whatif import report, traces
     from netfold.sim.whatif.costs import HostCosts
     from netfold.sim.whatif.program import program_of

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from netfold.fabric.generate import parse
-from netfold.sim.packet import Transport, simulate
-from netfold.sim.placement import SCHEMES
-from netfold.sim.topology import Topology
+from netfold.sim.engines.packet import Transport, simulate
+from netfold.sim.engines.placement import SCHEMES
+from netfold.sim.engines.topology import Topology
 from netfold.sim.whatif.costs import HostCosts
 from netfold.sim.whatif.program import Operation, TraceError, TrainingProgram, program_of
 from netfold.sim.whatif.replay import ReplayOutcome, replay
 from netfold.sim.whatif.report import draw, lines, what_if
 from netfold.sim.whatif.ways import WAYS, RankFabric
-from netfold.sim.workload import ring
+from netfold.sim.workloads.workload import ring
 from netfold.wire.training_trace import (
     FORMAT,
     RankTrace,

@@ -15,12 +15,13 @@ from netfold.bench.harness.schedule import FaultStep, StepFailed, StepRunner
 from netfold.cli import shell
 from netfold.fabric.generate import leafspine
 from netfold.plots import charts
-from netfold.sim import fluid, sweep
-from netfold.sim.packet import SimulationError
-from netfold.sim.placement import SCHEMES
-from netfold.sim.topology import leaf_spine
+from netfold.sim.engines import fluid
+from netfold.sim.engines.packet import SimulationError
+from netfold.sim.engines.placement import SCHEMES
+from netfold.sim.engines.topology import leaf_spine
+from netfold.sim.sweeps import sweep
 from netfold.sim.whatif.program import TraceError, program_of
-from netfold.sim.workload import all_to_all
+from netfold.sim.workloads.workload import all_to_all
 from netfold.topo import run
 from netfold.topo.faults.board import FaultBoard, FaultPlan, FaultRefused
 from netfold.topo.machines.fleet import launcher_of

@@ -27,10 +27,10 @@ from typing import Final
 import numpy as np
 
 from netfold.disk import files
-from netfold.sim.packet import Transport, simulate
-from netfold.sim.placement import SCHEMES
-from netfold.sim.points import fabric
-from netfold.sim.workload import COLLECTIVES, Workload
+from netfold.sim.engines.packet import Transport, simulate
+from netfold.sim.engines.placement import SCHEMES
+from netfold.sim.ethereal.points import fabric
+from netfold.sim.workloads.workload import COLLECTIVES, Workload
 
 LARGEST: Final = 1 << 20
 """Ranks of a schedule at the most."""

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from netfold.disk import files
-from netfold.sim.claims import Claim, ComparisonRow, identity
+from netfold.sim.ethereal.claims import Claim, ComparisonRow, identity
 
 ROWS = "rows.jsonl"
 RESULTS = "results.json"

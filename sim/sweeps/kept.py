@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from netfold.disk import files
-from netfold.sim.sweep import sweep
+from netfold.sim.sweeps.sweep import sweep
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from netfold.fabric import trees
 from netfold.fabric.trees import Tree
-from netfold.sim.topology import ClosCable, Topology
-from netfold.sim.workload import Workload
+from netfold.sim.engines.topology import ClosCable, Topology
+from netfold.sim.workloads.workload import Workload
 
 HOST: Final = 2**32 - 1
 """FOLD_HOST of native/packet.h: the end of an edge that is no switch."""

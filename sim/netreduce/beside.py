@@ -21,12 +21,12 @@ from netfold.fabric import trees
 from netfold.fabric.clos import Clos
 from netfold.fabric.paths import Flow, fewest_pieces, plan
 from netfold.plots.charts import BarChart, bar_charts, spread
-from netfold.sim.folding import FoldRules, beside, fold, fold_graph
-from netfold.sim.kept import simulate_all
-from netfold.sim.packet import Transport, simulate
-from netfold.sim.placement import SCHEMES, Placement, place
-from netfold.sim.topology import Topology, leaf_spine
-from netfold.sim.workload import Workload, all_to_all
+from netfold.sim.engines.folding import FoldRules, beside, fold, fold_graph
+from netfold.sim.engines.packet import Transport, simulate
+from netfold.sim.engines.placement import SCHEMES, Placement, place
+from netfold.sim.engines.topology import Topology, leaf_spine
+from netfold.sim.sweeps.kept import simulate_all
+from netfold.sim.workloads.workload import Workload, all_to_all
 
 WAYS: Final = ("together", "separately", "hashed")
 TREES: Final = {"one tree": 1, "a tree for each spine": 0}

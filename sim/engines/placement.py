@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from netfold.fabric.clos import PathError
 from netfold.fabric.paths import Cut, Planner, Share, cut_step, equal_split, fewest_pieces
-from netfold.sim.topology import Topology
-from netfold.sim.workload import Workload
+from netfold.sim.engines.topology import Topology
+from netfold.sim.workloads.workload import Workload
 
 Mode = Literal["pinned", "spray", "reps", "spray-rr", "spray-ideal"]
 Scope = Literal["leaf", "host"]

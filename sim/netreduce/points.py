@@ -21,13 +21,13 @@ import numpy as np
 from netfold.disk import files
 from netfold.fabric import trees
 from netfold.plots.charts import LineChart, PlotsMissing, line_charts, spread
-from netfold.sim.atp import ATP, fold_at_server
-from netfold.sim.folding import FoldRules, SimulatedFold, beside, fold, shifted
-from netfold.sim.kept import simulate_all
-from netfold.sim.packet import PacketOutcome, SimulationError, Transport, simulate
-from netfold.sim.placement import SCHEMES
-from netfold.sim.topology import Topology
-from netfold.sim.workload import Workload, double_binary_tree, halving_doubling, ring, ring_all_gather
+from netfold.sim.engines.atp import ATP, fold_at_server
+from netfold.sim.engines.folding import FoldRules, SimulatedFold, beside, fold, shifted
+from netfold.sim.engines.packet import PacketOutcome, SimulationError, Transport, simulate
+from netfold.sim.engines.placement import SCHEMES
+from netfold.sim.engines.topology import Topology
+from netfold.sim.sweeps.kept import simulate_all
+from netfold.sim.workloads.workload import Workload, double_binary_tree, halving_doubling, ring, ring_all_gather
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

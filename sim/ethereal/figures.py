@@ -11,8 +11,8 @@ from pathlib import Path
 
 from netfold.plots.charts import BarChart, LineChart, Value, bar_charts, line_charts, spread
 from netfold.plots.style import words
-from netfold.sim.claims import BASELINES, IN_WORDS, STATES, ComparisonRow, Key, by_case, relative
-from netfold.sim.training import KINDS, kind
+from netfold.sim.ethereal.claims import BASELINES, IN_WORDS, STATES, ComparisonRow, Key, by_case, relative
+from netfold.sim.workloads.training import KINDS, kind
 
 
 def draw(rows: Sequence[ComparisonRow], fabric: str, folder: Path) -> list[Path]:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from netfold.disk import files
 from netfold.plots.charts import GridChart, LineChart, PlotsMissing, grid_charts, line_charts
-from netfold.sim.kept import simulate_all
-from netfold.sim.mesh import ALGORITHMS, ITEM, Grid, runs_on, simulate
-from netfold.sim.mesh_schedule import MeshMessage, allreduce
+from netfold.sim.collectives.mesh import ALGORITHMS, ITEM, Grid, runs_on, simulate
+from netfold.sim.sweeps.kept import simulate_all
+from netfold.sim.workloads.mesh_schedule import MeshMessage, allreduce
 
 PHASES = ("reduce-scatter, first dimension", "reduce-scatter, second", "all-gather, second", "all-gather, first")
 HALVES = ("rows first", "columns first")

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbuild import cc
-from netfold.sim import folding
-from netfold.sim.folding import PROTOCOLS, FoldRules, SimulatedFold
-from netfold.sim.placement import Placement, Scheme, place
-from netfold.sim.topology import ClosCable, Topology
-from netfold.sim.workload import Workload
+from netfold.sim.engines import folding
+from netfold.sim.engines.folding import PROTOCOLS, FoldRules, SimulatedFold
+from netfold.sim.engines.placement import Placement, Scheme, place
+from netfold.sim.engines.topology import ClosCable, Topology
+from netfold.sim.workloads.workload import Workload
 
 _PS = 1e12
 _NEVER = 2**64 - 1
@@ -304,7 +304,7 @@ def _ps(seconds: float) -> int:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    native = Path(__file__).parent / "native"
+    native = Path(__file__).parents[1] / "native"
     modules = ("run", "events", "fabric", "paths", "transport", "tasks", "trees", "folds", "switchml", "atp",
                "verdict")
     sources = [native / f"{name}.c" for name in modules]

@@ -20,12 +20,12 @@ from typing import Final
 import numpy as np
 
 from netfold.plots.charts import BarChart, LineChart, bar_charts, line_charts
-from netfold.sim import netreduce
-from netfold.sim.folding import fold
-from netfold.sim.kept import simulate_all
-from netfold.sim.networks import NETWORKS, TrainedNet
-from netfold.sim.topology import Topology
-from netfold.sim.workload import double_binary_tree, halving_doubling, ring
+from netfold.sim.engines.folding import fold
+from netfold.sim.engines.topology import Topology
+from netfold.sim.netreduce import points as netreduce
+from netfold.sim.sweeps.kept import simulate_all
+from netfold.sim.workloads.trained_nets import NETWORKS, TrainedNet
+from netfold.sim.workloads.workload import double_binary_tree, halving_doubling, ring
 
 GPU: Final = "V100"
 FLOPS: Final = 0.5 * 15.7e12

@@ -14,13 +14,13 @@ import numpy as np
 
 from netfold.fabric.file import load
 from netfold.fabric.graph import FabricError
-from netfold.sim import fluid
-from netfold.sim.claims import GIVE_UP, ComparisonRow, State
-from netfold.sim.packet import Fault, Transport, simulate
-from netfold.sim.placement import SCHEMES, place
-from netfold.sim.topology import ClosCable, Topology, large_fat_tree, leaf_spine, of_fabric, paper_fat_tree
-from netfold.sim.training import TRAINING
-from netfold.sim.workload import COLLECTIVES, Workload
+from netfold.sim.engines import fluid
+from netfold.sim.engines.packet import Fault, Transport, simulate
+from netfold.sim.engines.placement import SCHEMES, place
+from netfold.sim.engines.topology import ClosCable, Topology, large_fat_tree, leaf_spine, of_fabric, paper_fat_tree
+from netfold.sim.ethereal.claims import GIVE_UP, ComparisonRow, State
+from netfold.sim.workloads.training import TRAINING
+from netfold.sim.workloads.workload import COLLECTIVES, Workload
 
 RATE, DELAY = 400e9, 500e-9
 """Bit/s of links of a fabric file that states no rate, and seconds over each link: those of the paper."""

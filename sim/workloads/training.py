@@ -27,7 +27,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.sim.workload import COLLECTIVES, Workload, beside, halving_doubling
+from netfold.sim.workloads.workload import COLLECTIVES, Workload, beside, halving_doubling
 
 FLOPS: Final = 400e12
 """Operations a second of one GPU in 16-bit numbers, about half of what an H100 has at its best."""

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Final
 
 from netfold.plots.charts import LineChart, PlotsMissing, line_charts, spread
-from netfold.sim.kept import simulate_all
-from netfold.sim.packet import Transport, simulate
-from netfold.sim.placement import SCHEMES
-from netfold.sim.smp_workload import ALGORITHMS, SEEDED, MessageLatency, with_latency
-from netfold.sim.topology import Topology
+from netfold.sim.engines.packet import Transport, simulate
+from netfold.sim.engines.placement import SCHEMES
+from netfold.sim.engines.topology import Topology
+from netfold.sim.sweeps.kept import simulate_all
+from netfold.sim.workloads.smp_workload import ALGORITHMS, SEEDED, MessageLatency, with_latency
 
 DEADLINE: Final = 100.0
 """Simulated seconds after which an allreduce counts as never finished."""

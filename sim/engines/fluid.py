@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbuild import cc
-from netfold.sim.packet import SimulationError, Transport
-from netfold.sim.placement import Placement, Scheme, place
-from netfold.sim.topology import ClosCable, Topology
-from netfold.sim.workload import Workload
+from netfold.sim.engines.packet import SimulationError, Transport
+from netfold.sim.engines.placement import Placement, Scheme, place
+from netfold.sim.engines.topology import ClosCable, Topology
+from netfold.sim.workloads.workload import Workload
 
 MAX_ENTRIES = 10**8
 """(piece, link) pairs in a run at most, which take 1.2 GB."""
@@ -206,7 +206,7 @@ def _usage(topology: Topology, workload: Workload, placed: Placement, scheme: Sc
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(cc.build([Path(__file__).parent / "native" / "fluid.c"], kind="shared",
+    library = ctypes.CDLL(str(cc.build([Path(__file__).parents[1] / "native" / "fluid.c"], kind="shared",
                                        name="netfold-sim-fluid")))
     library.max_min.argtypes = [ctypes.c_uint32, *[ctypes.c_void_p] * 4, ctypes.c_uint32, *[ctypes.c_void_p] * 2]
     return library

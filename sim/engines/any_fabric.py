@@ -31,9 +31,9 @@ from netfold.fabric.path_graph import PathGraph
 from netfold.fabric.paths import Flow, Piece, equal_where_possible, fewest_pieces, plan
 from netfold.fabric.ring import ring_order
 from netfold.fabric.trees import Tree
-from netfold.sim import fluid
-from netfold.sim.placement import Placement
-from netfold.sim.workload import COLLECTIVES, Workload
+from netfold.sim.engines import fluid
+from netfold.sim.engines.placement import Placement
+from netfold.sim.workloads.workload import COLLECTIVES, Workload
 
 SCHEMES: Final = ("netfold", "ethereal", "spray", "ecmp")
 Parts = dict[int, float]

@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from netfold.fabric import grids
-from netfold.sim import fluid, mesh_schedule, workload
-from netfold.sim.mesh_schedule import MeshMessage
-from netfold.sim.placement import Placement
-from netfold.sim.workload import Workload
+from netfold.sim.engines import fluid
+from netfold.sim.engines.placement import Placement
+from netfold.sim.workloads import mesh_schedule, workload
+from netfold.sim.workloads.mesh_schedule import MeshMessage
+from netfold.sim.workloads.workload import Workload
 
 ITEM = 4
 """Bytes of an element."""

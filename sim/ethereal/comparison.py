@@ -24,16 +24,16 @@ from math import isfinite
 from pathlib import Path
 
 from netfold.plots.charts import PlotsMissing
-from netfold.sim.claims import STATES, Claim, ComparisonRow, State, claims, describe, identity
-from netfold.sim.figures import draw, draw_claims
-from netfold.sim.kept import Progress
-from netfold.sim.packet import Transport
-from netfold.sim.placement import SCHEMES
-from netfold.sim.points import Point, broken, fabric, simulate_large, simulate_point
-from netfold.sim.results import RESULTS, ROWS, Journal, write_results, write_tables
-from netfold.sim.sweep import sweep
-from netfold.sim.training import TRAINING
-from netfold.sim.workload import COLLECTIVES
+from netfold.sim.engines.packet import Transport
+from netfold.sim.engines.placement import SCHEMES
+from netfold.sim.ethereal.claims import STATES, Claim, ComparisonRow, State, claims, describe, identity
+from netfold.sim.ethereal.figures import draw, draw_claims
+from netfold.sim.ethereal.points import Point, broken, fabric, simulate_large, simulate_point
+from netfold.sim.ethereal.results import RESULTS, ROWS, Journal, write_results, write_tables
+from netfold.sim.sweeps.kept import Progress
+from netfold.sim.sweeps.sweep import sweep
+from netfold.sim.workloads.training import TRAINING
+from netfold.sim.workloads.workload import COLLECTIVES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from netfold.fabric.trees import Child, Fold, Tree
-from netfold.sim.folding import FoldRules, SimulatedFold, fold
-from netfold.sim.topology import Topology
-from netfold.sim.workload import Workload
+from netfold.sim.engines.folding import FoldRules, SimulatedFold, fold
+from netfold.sim.engines.topology import Topology
+from netfold.sim.workloads.workload import Workload
 
 ATP: Final = FoldRules(protocol="atp", slots=20_000, window=100, payload=248, header=58, timeout=1e-3)
 """ATP's numbers.  "Code" is that of its authors, in-ATP/ATP at commit ddca27f0; the paper's text was not at hand, and

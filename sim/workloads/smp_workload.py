@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from netfold.fabric import collectives
-from netfold.sim.workload import Workload, halving_doubling, ring
+from netfold.sim.workloads.workload import Workload, halving_doubling, ring
 
 
 @dataclass(frozen=True)
