@@ -10,8 +10,8 @@
  * Left out on purpose: the server's processor takes no time; sums do not overflow.
  *
  * NSDI 2021.  "Code" is that of its authors, in-ATP/ATP at commit ddca27f0; "paper" is what public notes quote, since
- * its text was not at hand.  sim/engines/atp.py has the sizes.  Aggregators and collisions: code, /p4src/includes/common.p4
- * and /server/ParameterServer.cc. */
+ * its text was not at hand.  sim/engines/atp.py has the sizes.  Aggregators and collisions: code,
+ * /p4src/includes/common.p4 and /server/ParameterServer.cc. */
 #include "atp.h"
 
 #include "trees.h"
