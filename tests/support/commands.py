@@ -134,6 +134,7 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "netfold bench collectives --ranks 8 --sizes 4K,4M --collectives barrier,broadcast,together --rows rows.json",
         "netfold bench growth --out FOLDER", "netfold bench loss --credits 2x170K",
         "netfold bench machines --machines 4 --members 2 --rate 200mbit",
+        "netfold bench machines --machines 8 --members 4 --sizes 16 -n 3 --rate 1gbit",
         "netfold bench allreduce --topo mesh,2,4 --ranks 8 --algorithms tidalmesh,ring",
         "netfold bench allreduce --topo mesh,2,4 --ranks 8 --rate 10mbit -b 256K -e 4M -f 4 -n 1 --algorithms "
         "tidalmesh,mesh2d,ring",
@@ -160,9 +161,9 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "netfold bench train --model cnn --ranks 4 --backends gloo,netfold --lane-bits 32,16 --rows rows.json "
         "--figure train"),
     "a paper's figures, minutes; their short forms are in tests/sim": (
-        "netfold sim ethereal --models none --sizes 1,4,16 --states healthy,link is out --schemes "
-        "ethereal,netfold,spray,spray-rr,spray-ideal,reps --seeds 1,2,3 --out papers/ethereal/seeds",
-        "netfold sim ethereal --out papers/ethereal", "netfold sim mesh --out papers/collectives",
+        "netfold sim ethereal --schemes ethereal,netfold,spray,spray-rr,spray-ideal,reps --seeds 1,2,3 --out "
+        "papers/ethereal",
+        "netfold sim ethereal --out build/ethereal", "netfold sim mesh --out papers/collectives",
         "netfold sim ethereal --fabrics unequal-spines-64,unequal-leaves-64 --models none --sizes 1,16 --states "
         "healthy --out papers/ethereal/unequal", "netfold sim netreduce --only beside --out papers/netreduce",
         "netfold sim netreduce --only training --out papers/netreduce",
