@@ -164,13 +164,13 @@ def test_what_is_no_sum_of_what_switches_fold_goes_through_shared_memory(devices
 def test_netreduces_condition_decides(
     monkeypatch: pytest.MonkeyPatch, devices: list[LateDevice], rate: float, link: float, inside: bool
 ) -> None:
-    """Nobody has asked for either: the group's measured rate stands beside the link's, of which four ranks on two
+    """With "auto": the group's measured rate stands beside the link's, of which four ranks on two
     machines need twice as much; without a link's rate, beside that of shared memory."""
     monkeypatch.setattr(machine_group.Opener, "measure", lambda *_: LinkCost(1e-6, 1 / rate))
 
     def rank(comm: Communicator) -> tuple[str, str]:
         mine = torch.ones(100)
-        Reducer(comm, Staging(devices[comm.rank].of)).allreduce(mine, "sum").wait(20)
+        Reducer(comm, Staging(devices[comm.rank].of), inside="auto").allreduce(mine, "sum").wait(20)
         assert mine.tolist() == [4.0] * 100
         return comm.flight()[-1].path, comm.explain(400)
 
