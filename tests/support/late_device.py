@@ -86,6 +86,30 @@ class LateEvent:
             return self.mark is None or self.mark.reached
 
 
+class LateFuture(Future[Any]):
+    """A future of a device, as torch's: its callbacks work on a stream of their own, behind the one on which it was
+    completed, also where it was done before it was given them."""
+
+    def __init__(self, device: LateDevice) -> None:
+        super().__init__()
+        self.device = device
+        self.completed = device.event()
+
+    def set_result(self, result: Any) -> None:
+        self.completed.record(self.device.current())
+        super().set_result(result)
+
+    def then(self, callback: Callable[[Future[Any]], Any]) -> Future[Any]:
+        stream = self.device.stream()
+
+        def behind(future: Future[Any]) -> Any:
+            stream.wait_event(self.completed)
+            with self.device.on(stream):
+                return callback(future)
+
+        return super().then(behind)
+
+
 class LateDevice:
     """Implements ``staging.device.Device``.
 
@@ -153,7 +177,7 @@ class LateDevice:
         self.held.add((tensor.untyped_storage().data_ptr(), stream))
 
     def future(self) -> Future[Any]:
-        return Future()
+        return LateFuture(self)
 
     def capturing(self) -> bool:
         return self.captures

@@ -127,9 +127,11 @@ def test_sums_are_exact_where_the_kernel_loses_packets() -> None:
     with RoceRanks(3) as ranks:
         for sock in receivers(ranks):
             lose(sock, 0.02)
-        check_sums(ranks.run(allreduce("ring", sizes, 3)), sizes)
-        pairs = [pair for mesh in ranks.roce for ends in mesh.queue_pair_states().values() for pair in ends]
-        assert sum(pair.retransmitted for pair in pairs) > 0
+        repeated = 0
+        while not repeated:  # the kernel draws which datagrams are lost, of some sums none
+            check_sums(ranks.run(allreduce("ring", sizes, 3)), sizes)
+            pairs = [pair for mesh in ranks.roce for ends in mesh.queue_pair_states().values() for pair in ends]
+            repeated = sum(pair.retransmitted for pair in pairs)
 
 
 def test_a_rank_that_computes_still_answers() -> None:
