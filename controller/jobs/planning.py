@@ -184,9 +184,9 @@ class Planning:
     async def _place_beside_others(
         self, job: Job, groups: Sequence[Sequence[int]], most: int, plan: Callable[[int], Awaitable[list[trees.Tree]]]
     ) -> None:
-        """Give a job half of what is free on any of its switches at most, so that others may come: smaller ranges where
-        its trees need more, then half as many trees, and in the end one tree in whatever is left.  A job for which
-        another one yields its slots need not be modest.  Raises NoTree, Exhausted."""
+        """Give a job a quarter of what is free on any of its switches at most, so that others may come: smaller ranges
+        where its trees need more, then half as many trees, and in the end one tree in whatever is left.  A job for
+        which another one yields its slots need not be modest.  Raises NoTree, Exhausted."""
         whole = False
         while True:
             job.trees = job.first_trees = await plan(most)
@@ -196,7 +196,7 @@ class Planning:
                 job.streams = job.announced = await self._admit(job, groups, None)
                 return
             free = self._allocator.free(job.trees)
-            limit = max(free, 2 * self._allocator.sizes.agreement * len(groups)) if whole else free // 2
+            limit = max(free, 2 * self._allocator.sizes.agreement * len(groups)) if whole else free // 4
             try:
                 job.streams = job.announced = await self._admit(job, groups, limit)
                 return

@@ -20,7 +20,7 @@ from support.recovery import resume
 
 SIZES = Sizes(data=512, agreement=512, quota=1024)
 """Each job has one tree and 1024 of the 16,384 slots of a leaf: jobs that come late have no less."""
-FULL = 17
+FULL = 24
 """More jobs of four ranks than the switches have slots for."""
 
 
