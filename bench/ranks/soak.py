@@ -34,10 +34,12 @@ class SoakTask(msgspec.Struct, frozen=True):
 
 
 class SoakResult(msgspec.Struct, frozen=True):
-    """The measurement of one rank: its sums, the seconds of the longest, and packets that it sent again."""
+    """The measurement of one rank: its sums, the longest standstill, and packets that it sent again."""
 
     operations: int
     longest: float
+    """Most seconds from the beginning of a sum to its end, or to that of the exchange behind it: a fabric without
+    paths stops what comes next, whichever that is."""
     rounds: int
     """How often the controller replanned the trees."""
     retransmissions: int
@@ -77,12 +79,12 @@ def rank(work: SoakTask) -> None:
             array = np.append(terms[comm.rank], comm.rank == 0 and Path(work.over).exists()).astype(dtype)
             begin = time.monotonic()
             comm.allreduce(array, out=array)
-            longest = max(longest, time.monotonic() - begin)
             operation = f"sum {number} of {np.dtype(dtype)}"
             check_data(array[:-1], np.sum(terms, axis=0), rank=comm.rank, operation=operation)
             over = array[-1] > 0
             if number % BETWEEN_HOSTS == 0:
                 _exchange(comm, number)
+            longest = max(longest, time.monotonic() - begin)
         stats = comm.stats()
         took = SoakResult(number, longest, comm.plan.round, stats.retransmissions,
                           stats.packets_refused + stats.packets_unfolded)

@@ -15,6 +15,7 @@ import pytest
 from netfold.bench.commands import soak
 from netfold.bench.harness import schedule
 from netfold.bench.harness.stranger import StrangerTask, said, spoiled
+from netfold.bench.ranks import soak as rank_soak
 from netfold.fabric.generate import leafspine
 from support import needs
 from support.topo import in_sandbox
@@ -94,6 +95,51 @@ def test_a_strangers_requests_follow_from_its_seed() -> None:
 
     assert requests() == requests()
     assert len(set(requests())) > 100
+
+
+class Stopped:
+    """The communicator of a job of one rank, whose sums take a second.  The exchange after sum 16 takes a minute, and
+    then all is over."""
+
+    rank, size = 0, 1
+    plan = SimpleNamespace(round=0)
+
+    def __init__(self, over: Path) -> None:
+        self.now, self._over, self._exchanges = 0.0, over, 0
+
+    def __enter__(self) -> Stopped:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def allreduce(self, array: Any, out: Any = None) -> Any:
+        self.now += 1.0
+        return out
+
+    def all_to_all(self, array: Any) -> Any:
+        self._exchanges += 1
+        if self._exchanges == 5:
+            self.now += 60.0
+            self._over.touch()
+        return array
+
+    def stats(self) -> Any:
+        return SimpleNamespace(retransmissions=0, packets_refused=0, packets_unfolded=0)
+
+
+def test_what_stops_an_exchange_is_in_the_longest_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As what stops a sum: a fabric without paths stops whatever comes next."""
+    comm = Stopped(tmp_path / "over")
+    monkeypatch.setattr("netfold.init", lambda **_: comm)
+    monkeypatch.setattr(rank_soak, "time", SimpleNamespace(monotonic=lambda: comm.now))
+    rank_soak.rank(rank_soak.SoakTask(1, 10, str(tmp_path / "over")))
+    started, result = capsys.readouterr().out.splitlines()
+    assert started == rank_soak.STARTED
+    took = msgspec.json.decode(result, type=rank_soak.SoakResult)
+    assert (took.operations, took.longest) == (17, 61.0)
 
 
 @pytest.mark.timeout(200)

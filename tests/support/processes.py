@@ -22,13 +22,12 @@ from netfold.topo.faults.injector import children
 from netfold.topo.network import switches as topo_switches
 from netfold.topo.processes.forks import ChildProcess, Forked, Forks
 from support.topo import ENGINES
-from support.warm import UP
 
 BOUND = 120.0
 """Seconds for a test: a switch that compiles from source, cold, on a busy machine."""
 _NO_TEST: Final = {"PYTEST_CURRENT_TEST": ""}
 """Programs run in a fork of a process with the same environment alone (topo/processes/forked_program.py)."""
-_FORKS: Final = Forks(*topo_switches.FORKS.modules, *UP, environment=_NO_TEST)
+_FORKS: Final = Forks(*topo_switches.FORKS.modules, environment=_NO_TEST)
 
 
 def forked(

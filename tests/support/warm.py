@@ -24,11 +24,9 @@ from netfold.topo.processes.forks import ChildProcess, Forked
 from support import warm_process
 from support.warm_process import KINDS
 
-UP: Final = ("netfold.cli.app", "netfold.cli.up", "netfold.controller.controller")
-"""What `netfold up` imports, and other commands in part."""
 IMPORTED: Final = {
     ranks.FORKS.modules: (*forked_program.JOINING, "numpy", "netfold.topo.processes.rank_program"),
-    switches.FORKS.modules: (*switches.FORKS.modules, *UP),  # the controller is forked from it, too
+    switches.FORKS.modules: switches.FORKS.modules,
 }
 """What processes import for each kind of fork servers, by what those are to import."""
 

@@ -39,8 +39,10 @@ HELP_SECONDS: Final = 30.0
 """Seconds for a program to print its help."""
 
 FORKS: Final = Forks("softswitch.cli.run", "softswitch.cli.start", "softswitch.p4runtime.program",
-               "softswitch.p4runtime.server", "grpc._interceptor", "grpc._server")
-"""These import all that a switch imports until its first program runs."""
+               "softswitch.p4runtime.server", "grpc._interceptor", "grpc._server",
+               "netfold.cli.app", "netfold.cli.up", "netfold.controller.controller")
+"""These import all that a switch imports until its first program runs, and all that the controller does, which is
+forked from the same process: jobs whose trees break while there is none wait for its start."""
 
 
 class P4Switch(ABC, Switch):  # type: ignore[misc]

@@ -18,6 +18,7 @@ import pytest
 
 from netfold.topo.processes.forks import UNKNOWN_STATUS, Forked, Forks
 from netfold.topo.processes.ranks import SETTINGS
+from support import needs
 
 SOFTSWITCH = str(Path(sys.prefix) / "bin" / "softswitch")
 SECONDS = 60.0
@@ -218,6 +219,19 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def lines(program: Ended) -> list[str]:
     """What it wrote of errors, without addresses; the two threads write in any order."""
     return sorted(re.sub("0x[0-9a-f]+", "0x", program.errors).splitlines())
+
+
+def test_a_controller_that_a_network_starts_has_imported_what_it_needs(tmp_path: Path) -> None:
+    """Imports are most of its start, for which jobs wait whose trees have broken meanwhile."""
+    pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
+    from netfold.topo.network import switches
+
+    (tmp_path / "up.py").write_text("import sys; print('netfold.controller.controller' in sys.modules)")
+    server = Forks(*switches.FORKS.modules, environment=SETTINGS)
+    try:
+        assert forked(server, [sys.executable, str(tmp_path / "up.py")]).said == "True\n"
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize("program", [(sys.executable, "probe.py"), (sys.executable, "-m", "package.probe"),
