@@ -18,7 +18,7 @@ SHORTEST_PAUSE: Final = 15_000_000
 """The least such pause, for short round trips: processes that carry the packets may be late by some milliseconds."""
 ROUND_TRIPS: Final = 4
 """Usual round trips without a result after which a stream counts as stalled, within these two bounds."""
-PATIENT_PAUSE: Final = 60_000_000
+PATIENT_PAUSE: Final = 100_000_000
 """The longest such pause after stalls that ended by themselves, as happens in a job whose ranks come at different
 times: the pause doubles with each of these."""
 CALM: Final = 10_000_000_000

@@ -87,7 +87,7 @@ def test_stalls_that_end_by_themselves_make_it_patient_for_a_while() -> None:
             now += 10 * MS
         pauses.append(now - progress)
         suspicion.check({8: psn + 1}, now, now)
-    assert pauses == [FIRST_PAUSE, PATIENT_PAUSE, PATIENT_PAUSE, PATIENT_PAUSE]
+    assert pauses == [FIRST_PAUSE, 2 * FIRST_PAUSE, PATIENT_PAUSE, PATIENT_PAUSE]
     now += CALM
     assert not suspicion.check({8: 9}, now, now)
     assert suspicion.check({8: 9}, now, now + FIRST_PAUSE)
