@@ -66,7 +66,7 @@ class Reached(msgspec.Struct, frozen=True):
     """CRC-32 of the weights, to compare ranks by."""
     rail: str
     path: str
-    """What has carried the last sum."""
+    """The path of the last sum."""
     named: str = ""
     """Name of the error that told of the last lost rank."""
     named_at: float = 0.0

@@ -21,7 +21,7 @@ class Desired:
         self.all: State = {}
         """All parts together."""
         self._changed: dict[Identity, Entity | None] | None = None
-        """What the switch holds where that may differ from ``all``; it holds nothing there where this is None.  It
+        """The state of the switch where it may differ from ``all``; it holds nothing there where this is None.  It
         holds ``all`` elsewhere.  None: nobody knows what it holds."""
 
     def part(self, name: str) -> State | None:

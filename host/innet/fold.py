@@ -210,7 +210,7 @@ class FoldRail(FoldLoop):
 
     @property
     def joins_nothing(self) -> str:
-        """As of a ``FoldingRail``."""
+        """See ``FoldingRail``."""
         return "beside ranks with RDMA NICs all send lanes both times" if self._plan.verb == "send" else ""
 
     def collect(self, request: RowsRequest) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reduces tensors on devices inside this rank's machine: a process group of its ranks, or shared memory.
+"""The way to reduce tensors on devices inside this rank's machine: a process group of its ranks, or shared memory.
 
 A group is opened, tried and measured when the first such tensor comes, by all ranks of the machine.  It is used where
 NetReduce's condition holds for its rate and the link's; where ranks ask for it, it is used in any case.
@@ -24,7 +24,7 @@ log = logging.getLogger("netfold")
 
 
 class Found(NamedTuple):
-    """What became of a kind of group."""
+    """The fate of a kind of group."""
 
     group: Any = None
     """A ``staging.device_step.MachineGroup``; None: there is none."""

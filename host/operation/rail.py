@@ -214,7 +214,7 @@ class FoldingRail(Rail, Protocol):
 
     @property
     def devices(self) -> str:
-        """What becomes of sums of tensors on devices inside this machine, and why, for people to read; empty before the
+        """The way of sums of tensors on devices inside this machine, and why, for people to read; empty before the
         first one."""
 
     @property

@@ -192,7 +192,7 @@ def _open_anew(
 
 @dataclass(frozen=True)
 class OutOfBandEnds:
-    """Where ranks ask one another.
+    """The place where ranks ask one another.
 
     plan       of the rank in their job
     listeners  of this rank, one on each plane

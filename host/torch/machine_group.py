@@ -34,8 +34,8 @@ from netfold.host.torch.completion import run_apart
 
 INSIDE_VARIABLE: Final = "NETFOLD_INSIDE"
 Inside = Literal["auto", "group", "memory"]
-"""What reduces tensors on devices inside a machine: a process group where it is NCCL's and NetReduce's condition holds,
-a process group in any case, or shared memory."""
+"""The reducer of tensors on devices inside a machine: a process group where it is NCCL's and NetReduce's condition
+holds, a process group in any case, or shared memory."""
 OPENING: Final = 0.4
 """Part of the timeout within which a group opens, so that ranks which fail can tell the others in time."""
 LOOKS: Final = 0.05
@@ -51,7 +51,7 @@ LONGEST_SLEEP: Final = 1e-3
 
 
 def inside_from_environment(said: Inside | None = None) -> Inside:
-    """What reduces inside a machine: what is said, or what $NETFOLD_INSIDE says, or "memory".  Raises ValueError."""
+    """The reducer inside a machine: the one asked for, or that of $NETFOLD_INSIDE, or "memory".  Raises ValueError."""
     found = os.environ.get(INSIDE_VARIABLE, "memory") if said is None else said
     for known in get_args(Inside):
         if found == known:

@@ -131,7 +131,7 @@ class Stopped:
 def test_what_stops_an_exchange_is_in_the_longest_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As what stops a sum: a fabric without paths stops whatever comes next."""
+    """The time of an exchange counts as that of the sum before it: a fabric without paths stops both."""
     comm = Stopped(tmp_path / "over")
     monkeypatch.setattr("netfold.init", lambda **_: comm)
     monkeypatch.setattr(rank_soak, "time", SimpleNamespace(monotonic=lambda: comm.now))

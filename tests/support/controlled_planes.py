@@ -154,7 +154,7 @@ def controlled_job(specs: Sequence[Sequence[RailSpec]], job: str) -> Iterator[Co
 
 
 def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """What each call has returned, or the error that it has raised, on a thread of its own each."""
+    """The results of calls, or the errors that they have raised, on a thread of its own each."""
     results: list[Any] = [None] * len(calls)
 
     def run(place: int) -> None:

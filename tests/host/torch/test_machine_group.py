@@ -90,8 +90,8 @@ def raised(found: list[Any]) -> list[Any]:
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("machines", [[[0, 1], [2, 3]], [[0, 1, 2], [3, 4, 5]], [[0, 1, 2], [3, 4]], [[0, 1], [2]]])
 def test_sums_are_right_in_many_windows(machines: list[list[int]], devices: list[LateDevice]) -> None:
-    """Of any size and dtype, several under way, on machines of like and unlike numbers of ranks; and the memory of the
-    host comes back."""
+    """Sums of any size and dtype, several under way, on machines of like and unlike numbers of ranks; and the
+    memory of the host comes back."""
 
     def rank(comm: Communicator) -> str:
         device = devices[comm.rank]
@@ -293,7 +293,7 @@ def test_ranks_of_a_machine_that_differ_in_the_way_are_told() -> None:
 def test_without_trees_the_whole_tensor_is_staged(
     monkeypatch: pytest.MonkeyPatch, devices: list[LateDevice]
 ) -> None:
-    """Where no trees are left when an operation begins, it goes between the hosts, with all of the tensor."""
+    """An operation that begins without trees goes between the hosts, with all of the tensor."""
 
     def rank(comm: Communicator) -> str:
         reduce = Reducer(comm, Staging(devices[comm.rank].of), inside="group")

@@ -206,8 +206,8 @@ def some_bits(dtype: str) -> Any:
 
 @pytest.mark.parametrize("bits", [32, 16, 8])
 def test_what_is_moved_arrives_bit_for_bit(job: VerbsJobs, bits: Any) -> None:
-    """Of any dtype, from any root, of any size, odd bytes too, whatever the width of the job's lanes: every broadcast
-    and all_gather, by the NIC."""
+    """Data of any dtype, from any root, of any size, odd bytes too, whatever the width of the job's lanes: every
+    broadcast and all_gather, by the NIC."""
     comms = joined(job, f"bits {bits}", lane_bits=bits)
 
     def moved(comm: Communicator) -> None:
