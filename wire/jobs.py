@@ -355,6 +355,8 @@ class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secret: Secret = Secret()
     last: Last = ""
     """After which operation it leaves, and why, for the other ranks: they hear it by `RankLeft`."""
+    folded: Count = 0
+    """Number of the last operation that has folded on this rank; 0: none."""
 
 
 class Reform(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -555,7 +557,11 @@ class Halt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 class Settle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Another rank wants to leave: this rank must say `Settled` once every operation that it has begun is finished."""
+    """Another rank wants to leave: this rank must say `Settled` once it needs nothing of that rank."""
+
+    folded: Count = 0
+    """Number of the last operation that has folded on that rank.  This rank has begun it too, and needs nothing once it
+    has finished it."""
 
 
 class Tell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):

@@ -16,7 +16,7 @@ from netfold.fabric.graph import DEFAULT_TENANT, Tenant
 from netfold.fabric.slots import Stream
 from netfold.fabric.trees import Footprint, Tree, footprint
 from netfold.rpc.limits import RateLimit
-from netfold.wire.jobs import Change, Event, Join, Plan, RankLeft, RankLost, RankReport, Reform, Secret
+from netfold.wire.jobs import Change, Event, Join, Plan, RankLeft, RankLost, RankReport, Reform, Secret, Settle
 
 GROUP_MARK: Final = "#"
 """Separates a group's name from its job's name; other names of jobs may not contain it."""
@@ -45,6 +45,8 @@ class Departure:
 
     pending: set[int]
     """Ranks that may lack results."""
+    question: Settle
+    """What they are asked: whether they have finished the leaving ranks' last operation."""
     asked: set[int] = field(default_factory=set)
     """Ranks that have been sent Settle."""
     end: asyncio.Task[None] | None = None

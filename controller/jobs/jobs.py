@@ -57,7 +57,6 @@ from netfold.wire.jobs import (
     Reform,
     Reformed,
     Resume,
-    Settle,
     Settled,
     Watch,
     Watching,
@@ -249,7 +248,7 @@ class Jobs:
         """Let a rank leave; with the last one the job ends.  Raises Refusal."""
         job = self.registry.find(request)
         if not request.reason:
-            await leaving.wait_for_others(job, request.rank)
+            await leaving.wait_for_others(job, request.rank, request.folded)
         job.left.add(request.rank)
         leaving.settled(job, request.rank)
         if request.reason:
@@ -297,8 +296,7 @@ class Jobs:
         first: list[Event] = [Watching(), *job.lost.values(), *job.said.values()]
         if job.round is not None and job.round.halt_sent and job.stands_still:
             first.append(Halt(job.round.number, job.round.why))
-        if leaving.registered(job, request.rank):
-            first.append(Settle())
+        first += leaving.registered(job, request.rank)
         try:
             for said in first:
                 yield said

@@ -5,9 +5,12 @@
                         '<------Settled------- when what it has begun is finished
 
 A rank that has left cannot retransmit its packets, and after a switch has lost its slots another rank may need them.
-A rank leaves after its last operation; since it has all results of that one, every rank has begun it, and a rank that
-has finished what it has begun (Settled) lacks nothing of the leaving rank.  So whatever fails later, no remaining rank
-needs one that has left.
+A rank leaves after its last operation, and Settle names it; since the leaving rank has all of its results, every rank
+has begun it, and a rank that has finished it (Settled) lacks nothing of the leaving rank.  So whatever fails later, no
+remaining rank needs one that has left.
+
+A rank that has begun a later operation, which can never end, has finished that one, and answers at once.  So only a
+rank that still waits for lost packets is waited for, or one that has stopped.
 """
 
 from __future__ import annotations
@@ -22,23 +25,26 @@ from netfold.wire.jobs import Settle
 
 log = logging.getLogger("netfold.controller")
 
-ANSWER_TIMEOUT: Final = 1.0
-"""Seconds for the next one of the other ranks to answer Settle; they do so milliseconds after their last result."""
-HALTED_TIMEOUT: Final = 10.0
-"""The same while the job's ranks are halted for new trees, or have yet to register with a new controller."""
+ANSWER_TIMEOUT: Final = 10.0
+"""Seconds for the next one of the other ranks to answer Settle.  They do so milliseconds after their last result, which
+takes long where links lose packets, where new trees are planned, or where they register with a new controller."""
 
 
-async def wait_for_others(job: Job, rank: int) -> None:
-    """Wait until no other rank can need this one.  After the timeout, log that and set ``job.left_early``."""
+async def wait_for_others(job: Job, rank: int, folded: int) -> None:
+    """Wait until no other rank can need this one.  After the timeout, log that and set ``job.left_early``.
+
+    folded  number of the last operation that has folded on this rank
+    """
     job.leaving.add(rank)
     if not job.streams and not job.fell_back:  # the job is not folded
         return
     departure = job.departure
     if departure is None:
-        departure = job.departure = Departure((job.watchers.keys() | job.awaited) - job.left - job.lost.keys() - {rank})
+        others = (job.watchers.keys() | job.awaited) - job.left - job.lost.keys() - {rank}
+        departure = job.departure = Departure(others, Settle(folded))
         for other in departure.pending & job.watchers.keys():  # others are asked once they watch (registered)
             departure.asked.add(other)
-            job.watchers[other].put_nowait(Settle())
+            job.watchers[other].put_nowait(departure.question)
     settled(job, rank)
     if departure.pending:
         if departure.end is None or departure.end.done():
@@ -49,13 +55,11 @@ async def wait_for_others(job: Job, rank: int) -> None:
 async def _wait(job: Job, departure: Departure) -> None:
     left, since = len(departure.pending), time.monotonic()
     while departure.pending and not job.is_over:
-        changed, halted = job.changed, job.stands_still or bool(job.awaited)
+        changed = job.changed
         try:
-            async with asyncio.timeout(since + HALTED_TIMEOUT - time.monotonic() if halted else ANSWER_TIMEOUT):
+            async with asyncio.timeout(since + ANSWER_TIMEOUT - time.monotonic()):
                 await changed.wait()
         except TimeoutError:
-            if not halted and (job.stands_still or job.awaited):
-                continue
             job.left_early = True
             log.warning("%s: ranks leave although rank %s may lack results", job,
                         ", ".join(map(str, sorted(departure.pending))))
@@ -64,14 +68,14 @@ async def _wait(job: Job, departure: Departure) -> None:
             left, since = len(departure.pending), time.monotonic()
 
 
-def registered(job: Job, rank: int) -> bool:
-    """True if a rank that begins to watch must be sent Settle, because others wait to leave."""
+def registered(job: Job, rank: int) -> list[Settle]:
+    """What a rank that begins to watch must be asked, because others wait to leave."""
     departure = job.departure
     if departure is None or rank in departure.asked or rank in job.leaving:
-        return False
+        return []
     departure.asked.add(rank)
     departure.pending.add(rank)
-    return True
+    return [departure.question]
 
 
 def settled(job: Job, rank: int) -> None:

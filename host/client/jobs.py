@@ -236,12 +236,15 @@ class JobClient:
         """Sends how far this rank is, without waiting; a controller that is away does not hear it."""
         self.post(self._report, msgspec.structs.replace(report, secret=self._secret))
 
-    def leave(self, report: RankReport, reason: str = "", last: str = "") -> None:
+    def leave(self, report: RankReport, reason: str = "", last: str = "", folded: int = 0) -> None:
         """Sends this rank's totals, leaves the job, and waits until no other rank can need this one.  A controller that
-        is away is waited for TAKE_OVER_SECONDS; where none comes, that is logged, never raised."""
+        is away is waited for TAKE_OVER_SECONDS; where none comes, that is logged, never raised.
+
+        reason, last, folded  as in `Leave`
+        """
         report = msgspec.structs.replace(report, secret=self._secret)
         leave = Leave(job=report.job, rank=report.rank, epoch=report.epoch, reason=reason[:MAX_TEXT],
-                      secret=self._secret, last=last[:MAX_LAST])
+                      secret=self._secret, last=last[:MAX_LAST], folded=folded)
 
         def ask(left: float) -> None:
             del left  # the controller answers soon, or is away

@@ -27,6 +27,7 @@ class Membership:
         self._client = client
         self._left = self._closed = False
         self._watcher = None if client is None else client.watch(lambda: self._plan)
+        self._rail: FoldingRail | None = None
 
     @property
     def plan(self) -> Plan:
@@ -60,6 +61,7 @@ class Membership:
 
     def steer(self, rail: FoldingRail) -> None:
         """Lets the controller halt this rail from now on, and wait until it has settled."""
+        self._rail = rail
         if self._watcher is not None:
             self._watcher.on_halt(rail.halt)
             self._watcher.on_settle(rail.settle)
@@ -112,7 +114,8 @@ class Membership:
         if self._client is not None and not self._closed:
             if self._watcher is not None:
                 self._watcher.leaving()
-            self._client.leave(stats.report(self._plan), reason, last)
+            folded = 0 if self._rail is None else self._rail.begun
+            self._client.leave(stats.report(self._plan), reason, last, folded)
 
     def close(self) -> None:
         """Closes the connection; the controller takes it for this rank's death if it has not left before."""

@@ -64,7 +64,7 @@ class Watcher:
         self._lock = threading.Lock()
         self._halt = 0
         self._on_halt: Callable[[int], None] = lambda number: None
-        self._on_settle: Callable[[Callable[[], None]], None] = lambda done: done()
+        self._on_settle: Callable[[int, Callable[[], None]], None] = lambda folded, done: done()
         self._on_tell: Callable[[], None] = lambda: None
         self._registered = threading.Condition()
         self._registrations = 0
@@ -102,10 +102,10 @@ class Watcher:
             if self._halt:
                 call(self._halt)
 
-    def on_settle(self, call: Callable[[Callable[[], None]], None]) -> None:
-        """Registers a function that is called, on the watcher's thread, when another rank wants to leave.  It must
-        return at once, and must call its argument once every operation that this rank has begun is finished.  Without
-        it, the argument is called at once."""
+    def on_settle(self, call: Callable[[int, Callable[[], None]], None]) -> None:
+        """Registers a function that is called, on the watcher's thread, when another rank wants to leave, with the
+        number of the last operation that has folded there.  It must return at once, and must call its second argument
+        once this rank has finished that operation.  Without it, that argument is called at once."""
         self._on_settle = call
 
     def unfold(self) -> None:
@@ -191,7 +191,7 @@ class Watcher:
         elif isinstance(event, Tell):
             self._on_tell()
         elif isinstance(event, Settle):
-            self._on_settle(self._settled)
+            self._on_settle(event.folded, self._settled)
         elif isinstance(event, EvictedEvent):
             with self._registered:
                 self._job_error = errors.Evicted(f"{self._me}: {event.why}")

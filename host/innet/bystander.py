@@ -38,7 +38,9 @@ class Bystander:
         self._turn = threading.Lock()
         """Held while trees are planned anew: meanwhile it is unknown if an operation folds."""
         self._lost: NetFoldError | None = None
-        self._begun = self._until = 0
+        self._until = 0
+        self.begun = 0
+        """The highest number of an operation that has begun."""
         self.fallback = ""
         self._rounds = RecoveryRounds(self._serve)
 
@@ -49,7 +51,7 @@ class Bystander:
                 raise self._lost
             if self.fallback and number > self._until:
                 return False
-            self._begun = max(self._begun, number)
+            self.begun = max(self.begun, number)
             return True
 
     def halt(self, number: int) -> None:
@@ -89,7 +91,7 @@ class Bystander:
             assert self._control.resume is not None
             try:
                 offer = self._offer.offer() if self._falls_back else ""
-                plan = self._control.resume({}, self._begun, offer)
+                plan = self._control.resume({}, self.begun, offer)
             except NetFoldError as error:
                 self._lost = error
                 log.warning("%s: between operations: %s", self._who, error)

@@ -7,9 +7,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
 from msgspec import structs
@@ -111,8 +110,8 @@ class FoldRail(FoldLoop):
                 raise self._lost
             if self.fallback and not self._fallback.takes(number):
                 return False
-            if number > self._begun:
-                self._begun = number
+            if number > self.begun:
+                self.begun = number
             return True
 
     def allreduce(self, request: AllreduceRequest) -> int:
@@ -178,8 +177,8 @@ class FoldRail(FoldLoop):
                 or self._closed
             ):
                 return None
-            if number > self._begun:
-                self._begun = number
+            if number > self.begun:
+                self.begun = number
             self._last, before = like, self._resent
             self._core.arrays[:] = source, out, None
             try:
@@ -257,16 +256,6 @@ class FoldRail(FoldLoop):
     def trial(self, data: Flat, number: int) -> None:
         with self.uncounted():
             self.allreduce(AllreduceRequest(data, data, TRIAL, number))
-
-    def settle(self, done: Callable[[], None]) -> None:
-        """Calls ``done``, on a thread of its own, once every operation that has begun is finished.  Returns at once."""
-
-        def wait() -> None:
-            with self._turn:
-                pass
-            done()
-
-        threading.Thread(target=wait, name="netfold-settle", daemon=True).start()
 
     @property
     def retransmissions(self) -> int:

@@ -22,6 +22,7 @@ from netfold.host.innet.fallback import Fallback
 from netfold.host.innet.packet_link import AGAIN, DONE, FAILED, OS_ERROR, PacketLink
 from netfold.host.innet.recovery_rounds import RecoveryRounds
 from netfold.host.innet.repeated import RepeatedFold
+from netfold.host.innet.settling import settle
 from netfold.host.innet.stall_detector import StallDetector
 from netfold.host.mesh.mesh import LOST_RANK_SECONDS, WATCHED_SLICE_SECONDS
 from netfold.host.operation.reduction import Reduction
@@ -68,7 +69,7 @@ class FoldLoop:
         self._last: Request | RepeatedFold = AllreduceRequest(NOTHING, NOTHING, TRIAL)
         self._resent = 0
         """Contributions sent again so far, as of the last run."""
-        self._begun = 0
+        self.begun = 0
         """The highest number of an operation that has begun."""
         self._watch: Callable[[float], bool] | None = None
         self._watched = False
@@ -91,6 +92,10 @@ class FoldLoop:
         seconds of its last progress; what it raises ends the operation, and where it returns True it says itself for
         whom the operation waits.  None: stops that."""
         self._watch, self._watched = watch, False
+
+    def settle(self, number: int, done: Callable[[], None]) -> None:
+        """Calls ``done`` once these operations are finished (``FoldingRail.settle``)."""
+        settle(lambda: self.begun, self._turn, number, done)
 
     def interrupt(self, error: NetFoldError) -> None:
         """Called by another thread: the operation under way ends with this error within ``SLICE_SECONDS``."""
@@ -191,7 +196,7 @@ class FoldLoop:
         assert self._control.resume is not None
         offer = self._fallback.offer() if self._falls_back else ""
         missing = {key: self._core.lowest(tree, kind) for key, tree, kind in self._streams()}
-        plan = self._control.resume(missing, self._begun, offer)
+        plan = self._control.resume(missing, self.begun, offer)
         try:
             self._core.resume(plan.trees, self._core.now())
         except ValueError as error:

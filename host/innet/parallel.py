@@ -43,6 +43,7 @@ from netfold.host.innet.fold_loop import TRIAL
 from netfold.host.innet.machine_groups import MachineGroups
 from netfold.host.innet.machine_windows import MachinePlace, Step, allreduce_steps, rows_steps
 from netfold.host.innet.netreduce_conditions import beats_ring, ratio
+from netfold.host.innet.settling import settle
 from netfold.host.mesh.mesh import Subset
 from netfold.host.operation.arrays import Array, held
 from netfold.host.operation.coding import Coding, LaneBits
@@ -282,15 +283,13 @@ class ParallelFold:
         """Requests a recovery round of the fold (``FoldRail.halt``)."""
         self._fold.halt(number)
 
-    def settle(self, done: Callable[[], None]) -> None:
-        """Calls ``done`` once every operation is finished, all its windows (``FoldingRail.settle``)."""
+    @property
+    def begun(self) -> int:
+        return self._fold.begun
 
-        def wait() -> None:
-            with self._turn:
-                pass
-            done()
-
-        threading.Thread(target=wait, name="netfold-settle", daemon=True).start()
+    def settle(self, number: int, done: Callable[[], None]) -> None:
+        """Calls ``done`` once these operations are finished, all their windows (``FoldingRail.settle``)."""
+        settle(lambda: self._fold.begun, self._turn, number, done)
 
     def interrupt(self, error: NetFoldError) -> None:
         """See ``FoldRail``."""

@@ -231,8 +231,13 @@ class FoldingRail(Rail, Protocol):
     def interrupt(self, error: NetFoldError) -> None:
         """Called by another thread: the operation under way ends with this error soon."""
 
-    def settle(self, done: Callable[[], None]) -> None:
-        """Calls ``done``, on a thread of its own, once every operation that has begun is finished.  Returns at once."""
+    @property
+    def begun(self) -> int:
+        """The highest number of an operation that has begun to fold; 0: none."""
+
+    def settle(self, number: int, done: Callable[[], None]) -> None:
+        """Calls ``done``, on a thread of its own, once operations up to this number are finished, of which the last has
+        begun.  Returns at once."""
 
 
 def folds(op: str, element: str) -> bool:

@@ -32,7 +32,6 @@ def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("netfold.controller.health.liveness.SUSPECT_INTERVAL", 0.001)
     monkeypatch.setattr("netfold.controller.health.liveness.DOWN_INTERVAL", 0.01)
     monkeypatch.setattr("netfold.controller.jobs.leaving.ANSWER_TIMEOUT", BOUND)
-    monkeypatch.setattr("netfold.controller.jobs.leaving.HALTED_TIMEOUT", BOUND)
 
 
 async def suspect(r: Rig, plan: Plan) -> None:
@@ -497,9 +496,8 @@ def test_a_rank_that_does_not_answer_is_not_waited_for_for_ever(
     run(story())
 
 
-def test_a_leaving_rank_still_serves_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked to halt like everybody, however long a switch takes to come back, and leaves when all are."""
-    monkeypatch.setattr("netfold.controller.jobs.leaving.ANSWER_TIMEOUT", 0.02)
+def test_a_leaving_rank_still_serves_a_round(tmp_path: Path) -> None:
+    """It is asked to halt like everybody, and leaves when all are."""
 
     async def story() -> None:
         async with rig(tmp_path) as r:
@@ -515,7 +513,6 @@ def test_a_leaving_rank_still_serves_a_round(tmp_path: Path, monkeypatch: pytest
             rounds = asyncio.create_task(all_resume(r, plans))
             await until(lambda: job.round is not None and len(job.round.resumes) == 4)
             assert not going.done()
-            monkeypatch.setattr("netfold.controller.jobs.leaving.ANSWER_TIMEOUT", BOUND)
             restart(r, "leaf1")
             await rounds
             await asyncio.gather(going, *(r.leave(plan) for plan in plans[1:]))

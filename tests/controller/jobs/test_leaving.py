@@ -39,14 +39,14 @@ def test_ranks_that_leave_together_are_looked_at_once_and_not_once_each(monkeypa
         job = Job("j", WORLD, fell_back=True, opened=dict.fromkeys(range(WORLD // 2), ""), watchers=watchers)
 
         async def leave(rank: int) -> None:
-            await leaving.wait_for_others(job, rank)
+            await leaving.wait_for_others(job, rank, 3)
             job.left.add(rank)
             leaving.settled(job, rank)
             job.notify()
 
         await asyncio.gather(*map(leave, range(WORLD)))
         said = [[queue.get_nowait() for _ in range(queue.qsize())] for queue in watchers.values()]
-        assert said == [[], *[[Settle()]] * (WORLD - 1)]
+        assert said == [[], *[[Settle(3)]] * (WORLD - 1)]
         assert watchers.looks <= 2
 
     run(story())

@@ -139,11 +139,30 @@ def test_a_rail_settles_when_its_operation_is_over() -> None:
         first.start()
         while not rail._turn.locked():
             assert first.is_alive()
-        rail.settle(settled.set)
+        rail.settle(rail.begun, settled.set)
         assert not settled.wait(0.1)
         comms[1].allreduce(np.ones(1000, np.int32))
         assert settled.wait(20)
         first.join(20)
+
+
+def test_a_rail_settles_at_once_where_a_later_operation_is_under_way() -> None:
+    """That one can never end after another rank has left, and the rank that leaves need not wait for it."""
+    with loopback_job(2, timeout=30) as comms:
+        on_every_rank(comms, lambda comm: comm.allreduce(np.ones(1000, np.int32)))
+        rail = cast(FoldRail, comms[0]._parts.dispatch.switches)
+        last, both = rail.begun, [threading.Event(), threading.Event()]
+        second = threading.Thread(target=lambda: comms[0].allreduce(np.ones(1000, np.int32)), daemon=True)
+        second.start()
+        while rail.begun == last:
+            assert second.is_alive()
+        for number, settled in zip((last, rail.begun), both, strict=True):
+            rail.settle(number, settled.set)
+        assert both[0].wait(20)
+        assert not both[1].wait(0.1)
+        comms[1].allreduce(np.ones(1000, np.int32))
+        assert both[1].wait(20)
+        second.join(20)
 
 
 def test_a_rank_that_waits_for_a_late_one_asks_and_goes_on() -> None:
