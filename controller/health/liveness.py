@@ -349,7 +349,13 @@ class Liveness:
         self._suspects = {number for number in self._suspects
                           if all(self._targets[end.node].is_heard for end in self._links.ends(number, 0))}
         began, arrived = clock(), self._links.arrived()
-        witnesses = self._silent.witnesses(self._suspects)
+        witnesses, probes = self._silent.witnesses(self._suspects), self._silent.wanted(self._suspects)
+        up, now = self._clients(), time.monotonic()
+        await self._send(chain.from_iterable(  # before the witnesses' probes, whose arrival ends the round
+            self._links.round(up, [number for number in probes if probes[number] > sent], counted=False, short=False,
+                              now=now)
+            for sent in range(1, max(probes.values(), default=1))
+        ))
         await self._send_over(self._suspects, counted=counted, short=counted, wake=counted, witnesses=witnesses)
         await asyncio.sleep(least)
         await self._listen()
@@ -360,7 +366,7 @@ class Liveness:
         answers = {number for number in self._suspects if self._links.arrived_since(before, number)}
         self._answered.update(dict.fromkeys(answers, clock()))
         self._suspects -= answers
-        if silent := await self._silent.find(self._suspects, witnesses, arrived, began):
+        if silent := await self._silent.find(probes, witnesses, arrived, began):
             self._links.take_down(silent)
             self._suspects -= silent
         return bool(answers)

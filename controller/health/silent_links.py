@@ -111,15 +111,26 @@ class SilentLinks:
         missing = [(number, way) for number in suspects for way in (0, 1) if (number, way) not in heard]
         return not missing or any(self._has_witnesses(direction, senders, receivers) for direction in missing)
 
+    def wanted(self, suspects: Collection[int]) -> dict[int, int]:
+        """How many probes to send next over each of these links: one, and where one is missing already, all others
+        that must be missing for a verdict."""
+        missing: dict[int, int] = {}
+        for (number, _), silence in self._missing.items():
+            missing[number] = max(missing.get(number, 0), silence.probes)
+        return {number: max(1, self._links.allowed_misses(number) - missing[number]) if number in missing else 1
+                for number in suspects}
+
     async def find(
-        self, suspects: Collection[int], witnesses: Collection[int], before: Mapping[Direction, int], sent: float
+        self, probes: Mapping[int, int], witnesses: Collection[int], before: Mapping[Direction, int], sent: float
     ) -> set[int]:
         """The numbers of those suspect links that let no packet through, in one direction or in both.
 
+        probes     how many were sent last over each suspect link
         witnesses  the other links that were probed with them
         before     probes that had arrived when the last ones were sent
         sent       when that was
         """
+        suspects = probes.keys()
         heard = self._heard(before)
         self.late = any((number, way) not in heard for number in witnesses for way in (0, 1))
         self._missing = {direction: one for direction, one in self._missing.items()
@@ -130,9 +141,10 @@ class SilentLinks:
         doubtful: list[Direction] = []
         for direction in ((number, way) for number in suspects for way in (0, 1)):
             if direction not in heard and self._has_witnesses(direction, senders, receivers):
+                is_first = direction not in self._missing
                 missing = self._missing.setdefault(direction, _Silence(sent))
-                missing.probes += 1
-                if missing.probes == 1 or self._is_long(direction):
+                missing.probes += 1 if is_first else probes[direction[0]]  # sent together, they may be lost together
+                if is_first or self._is_long(direction):
                     doubtful.append(direction)
         counts = await self._counts(doubtful)
         return {direction[0] for direction, count in zip(doubtful, counts, strict=True)

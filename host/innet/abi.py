@@ -108,7 +108,7 @@ class Failure(C.Structure):
 
 
 COUNTERS = ("sent", "received", "retransmitted", "timeouts", "duplicates", "marks", "asks", "naks")
-STATE_FIELDS = ("sent_ahead", "results", "packets", "una_psn", "window", "rto", "srtt")
+STATE_FIELDS = ("sent_ahead", "results", "packets", "una_psn", "window", "rto", "srtt", "waits_since")
 
 
 class Counters(C.Structure):
@@ -136,6 +136,7 @@ class StreamState(C.Structure):
     window: int
     rto: int
     srtt: int
+    waits_since: int
     counters: Counters
     _fields_ = [*((name, C.c_int64) for name in STATE_FIELDS), ("counters", Counters)]
 

@@ -16,7 +16,7 @@ from netfold.host import shared_log
 from netfold.host.client.fold_control import FoldControl, Waits
 from netfold.host.errors import NetFoldError, PlanError, TransportError
 from netfold.host.innet import failures, long_wait
-from netfold.host.innet.abi import AGREEMENT, DATA
+from netfold.host.innet.abi import AGREEMENT, DATA, StreamState
 from netfold.host.innet.core import Core
 from netfold.host.innet.fallback import Fallback
 from netfold.host.innet.packet_link import AGAIN, DONE, FAILED, OS_ERROR, PacketLink
@@ -128,7 +128,7 @@ class FoldLoop:
                 return totals.saturated
             if self._watch is not None and status == AGAIN:
                 self._watched = self._watch(self._core.progress() / 1e9)
-            if status == AGAIN and self._is_stalled(progress):
+            if status == AGAIN and self._is_stalled():
                 self._control.suspect(self._waits())
             if status == FAILED:
                 raise self._failed(request)
@@ -243,22 +243,20 @@ class FoldLoop:
         missing = self._control.missing(self._waits())
         return failures.timed_out(self._who(request), self._timeout, missing, self._core, self._io, self._plan.trees)
 
-    def _is_stalled(self, progress: int) -> bool:
-        """True if the controller should be told that a stream has been waiting too long.
-
-        progress  time in nanoseconds of the operation's last result
-        """
+    def _is_stalled(self) -> bool:
+        """True if the controller should be told that a stream has been waiting too long."""
         round_trip = max((self._core.state(tree, DATA).srtt for tree in range(len(self._plan.trees))), default=0)
-        return self._stalls.check(self._waits(), progress, time.monotonic_ns(), round_trip)
+        waits = [state.waits_since for state in self._waiting().values()]
+        return self._stalls.check(waits, time.monotonic_ns(), round_trip)
 
     def _waits(self) -> Waits:
         """Stream, as the controller calls it -> the lowest PSN that was sent on it and has no result."""
-        waits = {}
-        for key, tree, kind in self._streams():
-            state = self._core.state(tree, kind)
-            if state.sent_ahead > state.results:
-                waits[key] = state.una_psn
-        return waits
+        return {key: state.una_psn for key, state in self._waiting().items()}
+
+    def _waiting(self) -> dict[int, StreamState]:
+        """The streams on which something was sent that has no result, as the controller calls them."""
+        states = {key: self._core.state(tree, kind) for key, tree, kind in self._streams()}
+        return {key: state for key, state in states.items() if state.sent_ahead > state.results}
 
     def _failed(self, request: Request | RepeatedFold) -> NetFoldError:
         return failures.disagreed(self._who(request), self._core.failure(), self._plan.trees)

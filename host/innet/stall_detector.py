@@ -8,7 +8,7 @@ does not help.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import Final
 
 FIRST_PAUSE: Final = 40_000_000
@@ -18,7 +18,7 @@ SHORTEST_PAUSE: Final = 15_000_000
 """The least such pause, for short round trips: processes that carry the packets may be late by some milliseconds."""
 ROUND_TRIPS: Final = 4
 """Usual round trips without a result after which a stream counts as stalled, within these two bounds."""
-PATIENT_PAUSE: Final = 100_000_000
+PATIENT_PAUSE: Final = 60_000_000
 """The longest such pause after stalls that ended by themselves, as happens in a job whose ranks come at different
 times: the pause doubles with each of these."""
 CALM: Final = 10_000_000_000
@@ -32,8 +32,8 @@ class StallDetector:
     """The stall detector of one rank.  Times are nanoseconds that the caller passes."""
 
     def __init__(self) -> None:
-        self._since: dict[int, tuple[int, int]] = {}
-        """Queue pair -> the PSN that it waits for, and the time since which it is known to."""
+        self._waits: Collection[int] = ()
+        """Times since which streams waited when they were looked at last."""
         self._first = FIRST_PAUSE
         self._stalls = 0
         """Stalls that ended by themselves, with less than CALM between them."""
@@ -57,28 +57,24 @@ class StallDetector:
             soonest = now + pause
         if now < self._next < soonest:
             soonest = self._next
-        for _, since in self._since.values():
+        for since in self._waits:
             if now < since + pause < soonest:
                 soonest = since + pause
         return soonest
 
-    def check(self, waits: Mapping[int, int], progress: int, now: int, round_trip: int = 0) -> bool:
+    def check(self, waits: Collection[int], now: int, round_trip: int = 0) -> bool:
         """True if it is time to ask the controller.
 
-        waits       queue pairs with packets in flight -> the lowest PSN of each without a result
-        progress    time of the last result on any of them
+        waits       for each stream with packets in flight, the time of its last result, or of its first packet
         round_trip  the longest usual round trip of any of them; 0: not known yet
         """
         if round_trip:
             self._first = min(max(ROUND_TRIPS * round_trip, SHORTEST_PAUSE), FIRST_PAUSE)
-        self._since = {
-            qp: (psn, min(self._since[qp][1], progress) if self._since.get(qp, (-1, 0))[0] == psn else progress)
-            for qp, psn in waits.items()
-        }
+        self._waits = waits
         if self._stalls and now - self._asked >= CALM:
             self._stalls = 0
         pause = self.pause
-        stuck = any(now - since >= pause for _, since in self._since.values())
+        stuck = any(now - since >= pause for since in waits)
         if not stuck:
             if self._next and self.pause < PATIENT_PAUSE:
                 self._stalls += 1

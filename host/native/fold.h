@@ -135,6 +135,7 @@ typedef struct {                           /* where a stream stands, for message
     uint64_t sent_ahead, results, packets; /* in packets of this operation: sent, with a result, all */
     uint64_t una_psn, window;
     int64_t rto, srtt;
+    int64_t waits_since; /* when a result came last, or the stream sent while it was idle */
     nf_counters counters;
 } nf_stream_state;
 

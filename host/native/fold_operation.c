@@ -318,6 +318,8 @@ bool nf_fold_resume(nf_fold *f, const nf_tree_plan *plans, int64_t now, const ch
             if (!nf_stream_restart(&c->stream, c->history.una - back, c->plan.window < most ? c->plan.window : most))
                 return false;
         }
+    for (uint32_t t = 0; t < f->n_trees; t++)
+        for (int kind = 0; kind < 2; kind++) f->trees[t].channels[kind].stream.waits_since = now;
     f->progress = now;
     return true;
 }
@@ -412,5 +414,6 @@ void nf_fold_stream_state(const nf_fold *f, uint32_t t, nf_kind kind, nf_stream_
                                .window = c->stream.window,
                                .rto = c->stream.timer.rto,
                                .srtt = c->stream.rtt.srtt,
+                               .waits_since = c->stream.waits_since,
                                .counters = c->stream.counters};
 }

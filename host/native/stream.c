@@ -119,6 +119,7 @@ void nf_stream_send(nf_stream *s, int64_t now) {
         sent->again = true;
     } else {
         if (s->next++ == s->una) { /* an operation begins: other ranks may be late */
+            s->waits_since = now;
             s->flowing = false;
             nf_quiet_begin(&s->quiet);
             s->timer.rto = base_rto(s);
@@ -284,7 +285,7 @@ void nf_stream_end_batch(nf_stream *s, int64_t now) {
     s->further = s->repeated = false;
     if (!s->batch) return;
     s->batch = false;
-    s->result_at = now;
+    s->result_at = s->waits_since = now;
     if (s->sample >= 0 && s->sample <= NF_RTO_MOST) /* longer: some rank was late, the network was not */
         nf_rtt_measure(&s->rtt, s->sample);
     s->sample = -1;

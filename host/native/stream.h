@@ -99,6 +99,7 @@ typedef struct {
     nf_quiet quiet;
     int64_t sample;      /* round trip seen in this batch, or -1 */
     int64_t result_at;   /* when a result came last that was none yet: what comes twice may come without end */
+    int64_t waits_since; /* the same, or when the stream sent while it was idle */
     int64_t quiet_since; /* when a result came last, or a packet left */
     uint32_t probes;     /* since the last result */
     bool flowing;        /* results since the stream was last idle: all ranks are in */

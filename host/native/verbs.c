@@ -242,7 +242,7 @@ static bool post_next(nf_verbs *v, stream *s, int *error) {
             .wr_id = name_of(v, s, false), .sg_list = pieces, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED};
     send.num_sge = pieces_of(pieces, s->sends, s->channel->history.size, mtu, m);
     if ((*error = ibv_post_send(s->ends.out, &send, &bad_send))) return false;
-    s->posted++;
+    if (s->posted++ == s->taken) s->channel->stream.waits_since = nf_now();
     s->channel->stream.counters.sent += m->packets;
     end_span(v, NF_SEND, begin, m->packets);
     return true;
@@ -274,7 +274,7 @@ static void take_next(nf_verbs *v, stream *s) {
     c->stream.counters.received += m->packets;
     c->stream.una = c->stream.next = m->first + m->packets;
     s->taken++;
-    f->progress = nf_now();
+    f->progress = c->stream.waits_since = nf_now();
     end_span(v, NF_DEQUANTISE, begin, m->packets);
 }
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from netfold.host.innet.abi import DATA
+from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.innet.core import Core
 from netfold.host.native.library import Origin, Run
 from netfold.wire import roce
@@ -206,3 +206,29 @@ def test_a_rank_can_begin_again_where_the_message_of_the_slowest_begins() -> Non
     assert len(packets) == slowest + 2 * window
     core.resume([tree], 0)
     assert core.state(0, DATA).una_psn == 0
+
+
+def test_a_stream_waits_since_its_last_result_or_its_first_packet_and_anew_after_a_halt() -> None:
+    """Results of others do not count: a tree that has failed is noticed while another one brings results."""
+    stream = RankStream(peer="10.1.2.4", peer_qp=SUM_QP, qp=8, source_port=50123, psn=0, slots=16,
+                        predecessor="10.1.2.2", predecessor_port=50123)
+    agreement = msgspec.structs.replace(stream, peer_qp=MAX_QP, qp=16, source_port=50124, predecessor_port=50124)
+    tree = RankTree(name="t", weight=1.0, data=stream, agreement=agreement)
+    core = Core(SOURCE, 4, [tree])
+    source = np.arange(256 * 4, dtype=np.int32)
+    core.start(3, source, np.empty_like(source), 1.0, 10)
+    packets: list[bytes] = []
+    while run := core.send(20):
+        packets += run.packets() if run.source_port == stream.source_port else []
+
+    def since() -> list[int]:
+        return [core.state(0, kind).waits_since for kind in (DATA, AGREEMENT)]
+
+    assert since() == [20, 20]
+    opcode, flags, pkey, _, psn = roce.BTH.unpack_from(packets[0])
+    origin = Origin.of(stream.predecessor, stream.predecessor_port, roce.RESULT_TTL)
+    result = roce.BTH.pack(opcode, flags, pkey, stream.qp, psn) + packets[0][roce.BTH_BYTES :]
+    core.receive(as_result(result, origin, SOURCE), 30, origin)
+    assert since() == [30, 20]
+    core.resume([tree], 40)
+    assert since() == [40, 40]
