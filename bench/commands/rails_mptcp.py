@@ -49,10 +49,13 @@ def started(planes: Planes, logs: Path, timeout: float) -> Iterator[Workers]:
     pids = [first.mininet.get(host.name).pid for host in hosts]
     others = len(planes.networks) - 1
     for pid, host in zip(pids, hosts, strict=True):
+        # a rank whose word of its other address was lost would have one subflow for two minutes
+        _in(pid, "sysctl", "-qw", "net.mptcp.add_addr_timeout=1")
         _ip(pid, "limits", "set", "subflows", str(others), "add_addr_accepted", str(others))
         for network in planes.networks[1:]:
             _ip(pid, "endpoint", "add", network.fabric.host(host.name).address, "signal")
-    command = [sys.executable, "-m", "netfold.bench.ranks.mptcp", str(timeout), *(host.address for host in hosts)]
+    command = [sys.executable, "-m", "netfold.bench.ranks.mptcp", str(timeout), str(others),
+               *(host.address for host in hosts)]
     envs = [{"RANK": str(rank)} for rank in range(len(hosts))]
     with Workers("mptcp", command, [in_namespaces(pid) for pid in pids], envs, logs) as workers:
         workers.receive(timeout)
@@ -83,7 +86,11 @@ def row(rails: Sequence[float], turns: Sequence[Sequence[MptcpResult]]) -> Mptcp
 
 
 def _ip(pid: int, *words: str) -> None:
-    done = subprocess.run(["mnexec", "-a", str(pid), "ip", "mptcp", *words], capture_output=True, text=True,
-                          timeout=10, check=False)
+    _in(pid, "ip", "mptcp", *words)
+
+
+def _in(pid: int, *command: str) -> None:
+    """Run a command in the namespaces of this process."""
+    done = subprocess.run(["mnexec", "-a", str(pid), *command], capture_output=True, text=True, timeout=10, check=False)
     if done.returncode:
-        raise FabricFailed(f"ip mptcp {' '.join(words)}: {done.stderr.strip()}; expected iproute2 with mptcp")
+        raise FabricFailed(f"{' '.join(command)}: {done.stderr.strip()}; expected iproute2 with mptcp, and procps")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of Multipath TCP in `netfold bench rails`: a ring of plain allreduces over one connection to each neighbour.
 
-    python -m netfold.bench.ranks.mptcp TIMEOUT ADDRESS...    with RANK set, and all ranks' addresses on the first plane
+    python -m netfold.bench.ranks.mptcp TIMEOUT FURTHER ADDRESS...    with RANK set, FURTHER planes besides the first, and
+                                                                      all ranks' addresses on the first
 
 The kernel adds a subflow over each further plane to each connection.  Answers a line of JSON to each `MptcpCommand`.
 """
@@ -91,8 +92,9 @@ class Ring:
             self.exchange(parts[(self.rank + 1 - step) % self.size], parts[(self.rank - step) % self.size])
 
 
-def connect(rank: int, addresses: Sequence[str], timeout: float, listener: socket.socket) -> Ring:
-    """The connections of a rank, by its listener, once all listen: this waits for a line of input.  Raises OSError."""
+def connect(rank: int, addresses: Sequence[str], timeout: float, further: int, listener: socket.socket) -> Ring:
+    """The connections of a rank, by its listener, once all listen: this waits for a line of input, and until its
+    connection to the next rank has so many further subflows.  Raises OSError."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("", PORT))
     listener.listen()
@@ -104,6 +106,12 @@ def connect(rank: int, addresses: Sequence[str], timeout: float, listener: socke
     after.connect((addresses[(rank + 1) % len(addresses)], PORT))
     before, _ = listener.accept()
     before.settimeout(timeout)
+    end = time.monotonic() + timeout
+    while (have := subflows(after)) < further:  # the kernel says by no event that it has one more
+        if time.monotonic() >= end:
+            raise TimeoutError(f"rank {rank}: the connection to the next rank has {have} further subflows after "
+                               f"{timeout:g} s, expected {further}: look whether planes reach each other's addresses")
+        time.sleep(0.01)
     return Ring(rank, len(addresses), after, before)
 
 
@@ -119,10 +127,10 @@ def sent() -> list[int]:
     return [int(counters[name].split()[8]) for name in sorted(counters) if name.strip() != "lo"]
 
 
-def serve(rank: int, timeout: float, addresses: Sequence[str]) -> None:
+def serve(rank: int, timeout: float, further: int, addresses: Sequence[str]) -> None:
     """Execute commands until the input ends."""
     listener = mptcp_socket()  # stays, on all planes: subflows join where something listens
-    ring = connect(rank, addresses, timeout, listener)
+    ring = connect(rank, addresses, timeout, further, listener)
     for line in sys.stdin:
         command = msgspec.json.decode(line, type=MptcpCommand)
         every = [np.arange(command.nbytes // 4, dtype=np.int32) * np.int32(2 * n + 1) for n in range(ring.size)]
@@ -141,4 +149,4 @@ def serve(rank: int, timeout: float, addresses: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(os.environ["RANK"]), float(sys.argv[1]), sys.argv[2:])
+    serve(int(os.environ["RANK"]), float(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
