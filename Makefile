@@ -87,7 +87,7 @@ site: $(STAMP)  ## Write docs/ as a site with search to build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "In build/site; to read and search it: $(BIN)/python -m http.server --directory build/site --bind 127.0.0.1 8000"
 
-library: $(STAMP)  ## Write libnetfold.so and netfold.h, for programs in C, to build/lib
+library: $(STAMP)  ## Write libnetfold.so and netfold.h, for programs in C, and NCCL's plug-in to build/lib
 	$(BIN)/python -m netfold.host.capi build/lib
 
 wheels: $(STAMP)  ## Write the wheels of NetFold, softswitch and cbuild to build/wheels

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m netfold.host.capi FOLDER`` builds the library of the C interface there, and prints the compiler
-options."""
+"""``python -m netfold.host.capi FOLDER`` builds the library of the C interface and NCCL's plug-in there, and prints the
+compiler options."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def main(arguments: list[str]) -> int:
     """Status 0: the folder has the files that a C compiler needs, and the options are printed; 2: invalid command line;
     1: the build failed."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        print("usage: python -m netfold.host.capi FOLDER    writes libnetfold.so and netfold.h there, and prints the "
-              "options for a C compiler", file=sys.stderr)
+        print("usage: python -m netfold.host.capi FOLDER    writes libnetfold.so, netfold.h and NCCL's plug-in there, "
+              "and prints the options for a C compiler", file=sys.stderr)
         return 2 if arguments not in (["-h"], ["--help"]) else 0
     folder = Path(arguments[0]).absolute()
     try:

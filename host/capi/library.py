@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the library of the C interface for this interpreter, and writes the files that C programs need to a folder."""
+"""Builds the library of the C interface and NCCL's plug-in for this interpreter, and writes the files that C programs
+need to a folder."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from netfold.disk import files
 HERE: Final = Path(__file__).resolve().parent
 LIBRARY: Final = "libnetfold.so"
 HEADER: Final = "netfold.h"
+PLUGIN: Final = "libnccl-net-netfold.so"
+"""The name under which NCCL looks for a plug-in "netfold"."""
 VERSION: Final = f"{sys.version_info.major}.{sys.version_info.minor}{getattr(sys, 'abiflags', '')}"
 """The version of this Python in the name of its shared library."""
 
@@ -33,18 +36,31 @@ def build() -> Path:
 
     Raises cbuild.cc.BuildError, with the package to install if Python's headers or its shared library are missing.
     """
+    return _build("netfold-c", LIBRARY, ["netfold.c"])
+
+
+def build_plugin() -> Path:
+    """NCCL's plug-in, which has all of the library in it.  NCCL may unload it, and CPython cannot be: it stays.
+
+    Raises cbuild.cc.BuildError as ``build``.
+    """
+    sources = ["netfold.c", "nccl_collnet.c", "nccl_device.c", "nccl_sockets.c"]
+    return _build("netfold-nccl", PLUGIN, sources, "-Wl,-z,nodelete")
+
+
+def _build(name: str, soname: str, sources: list[str], *options: str) -> Path:
     if (words := lacking()) is not None:
         raise cc.BuildError(words)
     include, library = _python()
     return cc.build(
-        [HERE / "netfold.c"],
+        [HERE / source for source in sources],
         kind="shared",
-        name="netfold-c",
+        name=name,
         include=[HERE],
         flags=[f"-I{include}", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-missing-field-initializers",
                f'-DNETFOLD_PYTHON="{sys.executable}"'],
-        libs=[f"-L{library.parent}", f"-lpython{VERSION}", f"-Wl,-rpath,{library.parent}", f"-Wl,-soname,{LIBRARY}",
-              "-lpthread"],
+        libs=[f"-L{library.parent}", f"-lpython{VERSION}", f"-Wl,-rpath,{library.parent}", f"-Wl,-soname,{soname}",
+              *options, "-lpthread", "-ldl"],
     )
 
 
@@ -55,13 +71,14 @@ def _python() -> tuple[Path, Path]:
 
 
 def install(folder: Path) -> None:
-    """Writes the library and its header to a folder, which is created if absent.
+    """Writes the library, its header and NCCL's plug-in to a folder, which is created if absent.
 
     Raises cbuild.cc.BuildError, and OSError where the folder cannot be written.
     """
-    library = build().read_bytes()
+    library, plugin = build().read_bytes(), build_plugin().read_bytes()
     folder.mkdir(parents=True, exist_ok=True)
     files.replace(folder / LIBRARY, library, mode=0o755)
+    files.replace(folder / PLUGIN, plugin, mode=0o755)
     files.replace(folder / HEADER, (HERE / HEADER).read_bytes(), mode=0o644)
 
 

@@ -8,6 +8,7 @@
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -67,6 +68,14 @@ static void after_fork_in_child(void) {
     }
 }
 
+/* Shows CPython's names to its extension modules, which are not linked with it: a program that has loaded this library
+ * by dlopen may have kept them to itself. */
+static void show_names(void) {
+    Dl_info python;
+    if (dladdr((void *)(uintptr_t)Py_InitializeFromConfig, &python) && python.dli_fname)
+        dlopen(python.dli_fname, RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD);
+}
+
 /* CPython as the interpreter NETFOLD_PYTHON runs it.  Signals stay the program's. */
 static PyStatus initialize(void) {
     PyConfig config;
@@ -82,6 +91,7 @@ static PyStatus initialize(void) {
 static void start(void) {
     int ours = !Py_IsInitialized();
     if (ours) {
+        show_names();
         PyStatus status = initialize();
         if (PyStatus_Exception(status)) {
             snprintf(why_not, sizeof why_not, "CPython of %s does not start: %s", NETFOLD_PYTHON,

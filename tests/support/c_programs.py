@@ -34,6 +34,16 @@ int main(void) {
 """Each rank's child calls an allreduce first; then the ranks do."""
 
 
+DRIVER: Final = Path(__file__).parent / "native/nccl_driver.c"
+"""Calls NCCL's plug-in as NCCL does."""
+
+
+def nccl_driver(kind: cc.Kind) -> Path:
+    """The driver of NCCL's plug-in: a program, "exe", or its function ``drive`` in a library, "shared"."""
+    return cc.build([DRIVER], kind=kind, name="nccl-driver", include=[library.HERE], flags=["-Wall", "-Werror"],
+                    libs=["-ldl"])
+
+
 def compiled(folder: Path, source: str) -> Path:
     """A C program on the library, built as the documentation says."""
     folder.mkdir(exist_ok=True)
