@@ -99,10 +99,15 @@ def test_a_rank_that_has_left_fails_the_others_requests(drive: Drive) -> None:
     assert f"of {RANKS}: NETFOLD_TIMEOUT: " in said  # no controller tells here who has left
 
 
-def test_a_communicator_is_closed_while_its_request_waits(drive: Drive) -> None:
-    """The wait ends with these words, and the others have no sums without that rank."""
+def test_a_communicator_is_closed_while_its_request_waits(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its job is aborted with these words, so the wait ends; the others have no sums without that rank."""
+    aborted: list[str] = []
     drive.timeout = 2
-    assert "NCCL closed the communicator before its collective was done" in drive("closed")
+    abort = calls.abort
+    monkeypatch.setattr(calls, "abort", lambda comm, why: (aborted.append(why), abort(comm, why))[1])
+    words = "NCCL closed the communicator before its collective was done"
+    assert words in drive("closed")
+    assert aborted == [words]
 
 
 def test_a_rank_that_cannot_join_says_why(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:

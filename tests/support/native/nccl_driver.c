@@ -131,7 +131,7 @@ static int refusals(struct rank me, void *comm) {
           !request);
     CHECK(me.coll->iallreduce(comm, data, data, 4, INT32, PRODUCT, NULL, NULL, &request) == ncclInvalidArgument);
     ncclNetSGE_v8_t part = {NULL, data, 8};
-    CHECK(me.coll->iallgather(comm, data, 1, &part, 4, 0, 16, NULL, &request) == ncclInvalidArgument);
+    CHECK(me.coll->iallgather(comm, data, 1, &part, 8, 0, 16, NULL, &request) == ncclInvalidArgument);
     CHECK(me.coll->iallgather(comm, data, 1, &part, 4, (size_t)-4, 8, NULL, &request) == ncclInvalidArgument);
     CHECK(me.coll->ireducescatter(comm, 1, &part, data, 4, 0, 7, INT32, SUM, NULL, &request) == ncclInvalidArgument);
     GOOD(me.coll->regMr(comm, data, sizeof data, NCCL_PTR_HOST, &memory));
@@ -167,7 +167,13 @@ static int in_flight(struct rank me, void **comms) {
     }
     for (int a = ALL - 1; a >= 0; a--) {
         int k = a / CHANNELS, is_float = k % 2 == 0;
-        if (ended(me, requests[a], ncclSuccess, 4 * elements(k))) return 1;
+        int done = 0, size = 0;
+        if (a >= ALL - CHANNELS) {
+            if (ended(me, requests[a], ncclSuccess, 4 * elements(k))) return 1;
+        } else { /* those before the last one are done before it */
+            GOOD(me.coll->test(requests[a], &done, &size));
+            CHECK(done && size == 4 * elements(k));
+        }
         for (int i = 0; i < elements(k); i++) {
             int base = i % 100 - 50, low = base * (base < 0 ? me.world : 1) + a,
                 high = base * (base < 0 ? 1 : me.world) + a;
@@ -178,6 +184,25 @@ static int in_flight(struct rank me, void **comms) {
         }
     }
     free(send), free(out);
+    return 0;
+}
+
+/* As many requests as the plug-in takes at once, twice. */
+static int at_once(struct rank me, void *comm) {
+    for (int round = 0; round < 2; round++) {
+        int data[NCCL_REQUESTS + 1], begun = 0;
+        void *requests[NCCL_REQUESTS + 1] = {NULL};
+        for (; begun <= NCCL_REQUESTS; begun++) {
+            data[begun] = begun + me.rank;
+            GOOD(me.coll->iallreduce(comm, data + begun, data + begun, 1, INT32, MAX, NULL, NULL, &requests[begun]));
+            if (!requests[begun]) break;
+        }
+        CHECK(begun == NCCL_REQUESTS);
+        for (int i = 0; i < begun; i++) {
+            if (ended(me, requests[i], ncclSuccess, 4)) return 1;
+            CHECK(data[i] == i + me.world - 1);
+        }
+    }
     return 0;
 }
 
@@ -220,6 +245,34 @@ static int windows(struct rank me, void *comm) {
     for (size_t i = 0; i < total; i++) CHECK(rows[i] == (unsigned char)(7 * (i % ROW + i / ROW)));
     for (size_t i = 0; i < ROW / 4; i++)
         CHECK(sum[i] == (float)(me.world * (me.world + 1) / 2 * (int)((i + begin / 4) % 50)));
+    return 0;
+}
+
+/* As many messages as the plug-in takes at once, twice. */
+static int messages_at_once(struct rank me, void *sender, void *receiver) {
+    for (int round = 0; round < 2; round++) {
+        int out[NCCL_REQUESTS + 1], in[NCCL_REQUESTS], begun = 0, size = sizeof *in, tag = 0;
+        void *sent[NCCL_REQUESTS + 1] = {NULL}, *got[NCCL_REQUESTS], *none = NULL;
+        for (; begun <= NCCL_REQUESTS; begun++) {
+            out[begun] = round * 1000 + begun;
+            GOOD(me.net->isend(sender, out + begun, sizeof *out, 0, NULL, &sent[begun]));
+            if (!sent[begun]) break;
+        }
+        CHECK(begun == NCCL_REQUESTS);
+        for (int i = 0; i < begun; i++) {
+            void *to = in + i;
+            BEGIN(me.net->irecv(receiver, 1, &to, &size, &tag, &none, &got[i]), got[i]);
+        }
+        for (int i = 0; i < begun; i++) {
+            double end = now() + WITHIN;
+            int there = 0, here = 0;
+            while ((!there || !here) && now() < end) {
+                if (!there) GOOD(me.net->test(sent[i], &there, NULL));
+                if (!here) GOOD(me.net->test(got[i], &here, &size));
+            }
+            CHECK(there && here && size == sizeof *in && in[i] == round * 1000 + i);
+        }
+    }
     return 0;
 }
 
@@ -271,7 +324,7 @@ static int messages(struct rank me) {
     }
     for (int i = 0; i < COUNT; i++)
         for (done = !sent[i]; !done;) GOOD(me.net->test(sent[i], &done, NULL));
-    if (exchange(me, "sent", all, mine)) return 1;
+    if (messages_at_once(me, sender, receiver) || exchange(me, "sent", all, mine)) return 1;
     if (me.rank == 0) GOOD(me.net->closeSend(sender)); /* the next one hears of it */
     void *to = in;
     if (before == 0) {
@@ -300,7 +353,9 @@ static int everything(struct rank me) {
         char name[] = {'c', (char)('0' + i), 0};
         if (connected(me, name, 0, ncclSuccess, &comms[i])) return 1;
     }
-    if (refusals(me, comms[0]) || in_flight(me, comms) || halves(me, comms[1]) || windows(me, comms[2])) return 1;
+    if (refusals(me, comms[0]) || in_flight(me, comms) || halves(me, comms[1]) || at_once(me, comms[0]) ||
+        windows(me, comms[2]))
+        return 1;
     for (int i = 0; i < CHANNELS; i++) GOOD(me.coll->closeColl(comms[i]));
     return messages(me);
 }
