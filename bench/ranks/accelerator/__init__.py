@@ -8,12 +8,14 @@ from typing import Final
 
 from netfold.bench.ranks.accelerator.arrays import arrays, graphs, lanes, machine
 from netfold.bench.ranks.accelerator.collectives import coalesced, collectives, overlap
+from netfold.bench.ranks.accelerator.collnet import collnet
 from netfold.bench.ranks.accelerator.death import death
 from netfold.bench.ranks.accelerator.inside import inside
 from netfold.bench.ranks.accelerator.training import ddp, fsdp, optimizers
 
 CHECKS: Final[dict[str, Callable[[], str]]] = {
     check.__name__: check for check in (
-        machine, collectives, coalesced, overlap, ddp, fsdp, optimizers, arrays, lanes, graphs, death, inside)
+        machine, collectives, coalesced, overlap, ddp, fsdp, optimizers, arrays, lanes, graphs, death, collnet,
+        inside)
 }
 """By name, in the order in which they are made."""
