@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of Multipath TCP in `netfold bench rails`: a ring of plain allreduces over one connection to each neighbour.
 
-    python -m netfold.bench.ranks.mptcp TIMEOUT FURTHER ADDRESS...    with RANK set, FURTHER planes besides the first, and
-                                                                      all ranks' addresses on the first
+    python -m netfold.bench.ranks.mptcp TIMEOUT FURTHER ADDRESS...    with RANK set, planes besides the first, and all
+                                                                      ranks' addresses on the first
 
 The kernel adds a subflow over each further plane to each connection.  Answers a line of JSON to each `MptcpCommand`.
 """

@@ -248,14 +248,20 @@ class JobClient:
 
         def ask(left: float) -> None:
             del left  # the controller answers soon, or is away
-            self._report(report, timeout=REPORT_TIMEOUT + RANK_SECONDS * self._world)
+            try:
+                self._report(report, timeout=REPORT_TIMEOUT + RANK_SECONDS * self._world)
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise
+                log.warning("job %r, rank %d: %s did not take the totals in time", report.job, report.rank,
+                            self.controller)  # it must hear all the same that this rank leaves
             self._leave(leave, timeout=LEAVE_TIMEOUT + RANK_SECONDS * self._world)
 
         try:
             self.ask(ask, TAKE_OVER_SECONDS)
         except grpc.RpcError as error:
             log.warning(
-                "job %r, rank %d: left, but %s did not take the report: %s %s",
+                "job %r, rank %d: left, but %s did not hear of it: %s %s",
                 report.job, report.rank, self.controller, error.code().name, error.details(),
             )
 

@@ -27,6 +27,7 @@ import pytest
 
 from netfold.controller import client as operator_client
 from netfold.controller.controller import Controller
+from netfold.controller.jobs.jobs import Jobs
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric
 from netfold.host.api.communicator import Communicator
@@ -36,7 +37,7 @@ from netfold.host.errors import JobEnded, JoinRefused, PeerLost
 from netfold.host.operation.rail import RailStats
 from netfold.rpc.rpc import Unreachable
 from netfold.testing import subnet
-from netfold.wire.jobs import Join, Plan
+from netfold.wire.jobs import Done, Join, Plan, RankReport
 from support.controller import MemorySwitch
 from support.credentials import scopes
 
@@ -198,6 +199,28 @@ def test_a_rank_that_leaves_in_order_is_not_taken_for_dead(
         finally:
             for comm in comms:
                 comm.close()
+
+
+def test_a_controller_that_is_late_with_the_totals_hears_that_a_rank_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A busy one answers the report after its time-out: the rank has left all the same, and is not taken for lost."""
+    caplog.set_level(logging.WARNING, logger="netfold")
+    monkeypatch.setattr("netfold.host.client.jobs.REPORT_TIMEOUT", 0.1)
+    late = asyncio.Event()
+
+    async def report(jobs: Jobs, request: RankReport) -> Done:
+        await late.wait()
+        return Done()
+
+    monkeypatch.setattr(Jobs, "report", report)
+    with Serving(loopback(tmp_path)) as serving:
+        comm = join(serving.fabric, 0, world=1, rail="tcp")
+        (job,) = serving.controller.jobs.all()
+        comm.close()
+        serving._loop.call_soon_threadsafe(late.set)
+        assert (job.state, job.lost) == ("finished", {})
+    assert "did not take the totals in time" in caplog.text
 
 
 def test_what_is_under_way_among_others_goes_on_when_a_rank_leaves(serving: Serving) -> None:
