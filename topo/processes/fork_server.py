@@ -94,6 +94,7 @@ def serve(requests: socket.socket) -> Program | None:
             program = forked_program.of(request["command"], request["environment"], request["folder"])
             if program is not None:
                 forked_program.warm(program, request["folder"])
+                gc.freeze()
             if said == WARM:
                 continue
             *standard, stream = files[1:]

@@ -33,10 +33,16 @@ FREE: Final = re.compile("PATH|NETFOLD_.*|(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADD
 WARMED: Final = ("netfold", "numpy", "torch")
 """Packages that take long to import.  A program's own modules are never imported for it, since they may have side
 effects."""
+TRAINING: Final = "torch._dynamo"
+"""Imported by torch at a program's first optimizer or DistributedDataParallel, for 1.5 s of processor time."""
+TRAINS: Final = {"DistributedDataParallel", "FullyShardedDataParallel", "fully_shard", "optim"}
+"""Names of torch, of which a program for which TRAINING is imported has one."""
 JOINING: Final = ("netfold.host.api.verbs", "netfold.host.api.objects", "grpc._channel", "grpc.experimental")
 """Modules that ranks import when they join, whatever they import first."""
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 _NO_FILE = (1 << 32) - 1
+_SET: Final[dict[str, str]] = {}
+"""Environment variables that modules set when ``warm`` imported them."""
 _KEPT: Final[list[object]] = []
 """Keeps alive the memory that /proc shows of this process."""
 
@@ -98,7 +104,8 @@ def _interpreter(path: str, search: str | None) -> str | None:
 
 def would_notice(program: Program, environment: Mapping[str, str]) -> bool:
     """True if a program would import other modules, or import them in another way, than this process has."""
-    names = {name for name in environment.keys() | os.environ.keys() if environment.get(name) != os.environ.get(name)}
+    ours = {name: value for name, value in os.environ.items() if name not in _SET or name in environment}
+    names = {name for name in environment.keys() | ours.keys() if environment.get(name) != ours.get(name)}
     return any(not FREE.fullmatch(name) for name in names) or _hides(program.folder())
 
 
@@ -124,14 +131,21 @@ def _hides(folder: str) -> bool:
 
 
 def warm(program: Program, folder: str) -> None:
-    """Import those modules that take long and that a program which is started in a folder imports at its top."""
+    """Import those modules that take long and that a program which is started in a folder imports at its top, or torch
+    for it when it trains."""
+    before = dict(os.environ)
     with contextlib.suppress(SyntaxError, ValueError):  # which it tells itself
-        for module, names in _imports(ast.parse(_source(program, folder))):
+        tree = ast.parse(_source(program, folder))
+        for module, names in _imports(tree):
             with contextlib.suppress(Exception):  # likewise
                 importlib.__import__(module, fromlist=names)
                 if module.partition(".")[0] == "netfold":
                     for joining in JOINING:
                         importlib.import_module(joining)
+        if "torch" in sys.modules and _trains(tree):
+            with contextlib.suppress(Exception):  # likewise
+                importlib.import_module(TRAINING)
+    _SET.update({name: value for name, value in os.environ.items() if before.get(name) != value})
 
 
 def _source(program: Program, folder: str) -> str:
@@ -159,13 +173,29 @@ def _imports(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
         yield from (one for one in found if one[0].partition(".")[0] in WARMED)
 
 
+def _trains(tree: ast.Module) -> bool:
+    """True if a program has names of TRAINS, and none of torch's environment variables, which it may set before."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and str(node.value).startswith("TORCH"):
+            return False
+        if isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            paths = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+            names.update(part for path in paths for part in path.split("."))
+    return not names.isdisjoint(TRAINS)
+
+
 # ---- what makes a fork of it -----------------------------------------------------------------------------------------
 
 
 def become(program: Program, command: Sequence[str], environment: Mapping[str, str]) -> None:
     """Give this process, a fork, what a start by a command in an environment gives: all but the program itself."""
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(_SET | dict(environment))
     sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
     # no two forks draw the same numbers (Python's own generator sees to that; torch starts with the same seed in every
     # process), or know each other's keys

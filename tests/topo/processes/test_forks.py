@@ -299,6 +299,31 @@ def test_what_a_program_imports_is_imported_once(programs: Path, forks: Forks, t
         assert (int(server), name) == (forks.server, "numpy")
 
 
+def test_what_torch_imports_when_a_program_trains_is_imported_once(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server imports it, for programs alone that name an optimizer and none of torch's environment variables; a
+    variable that it sets is there in the program, and is not taken for another environment of what is imported."""
+    torch = tmp_path / "libraries" / "torch"
+    (torch / "optim").mkdir(parents=True)
+    (torch / "__init__.py").touch()
+    (torch / "optim" / "__init__.py").touch()
+    (torch / "_dynamo.py").write_text("import os; os.environ['_DYNAMO_SETS'] = str(os.getpid())\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(torch.parent), os.environ.get("PYTHONPATH", "")]))
+    shows = "import os, sys\nprint('torch._dynamo' in sys.modules, os.environ.get('_DYNAMO_SETS'))\n"
+    for name, text in (("sums", "import torch"), ("trains", "import torch.optim as optim"),
+                       ("chooses", "import torch.optim\nimport os\nos.environ['TORCHDYNAMO_DISABLE'] = '1'")):
+        (programs / f"{name}.py").write_text(f"{text}\n{shows}")
+    server = Forks(environment=SETTINGS)
+    try:
+        for name in ("sums", "chooses"):
+            assert forked(server, [sys.executable, f"{name}.py"]).said == "False None\n"
+        for _ in range(2):
+            assert forked(server, [sys.executable, "trains.py"]).said == f"True {server.server}\n"
+    finally:
+        server.close()
+
+
 @pytest.mark.parametrize(("command", "status", "said"), [
     (["sh", "-c", "read word; echo $word; exit 3"], 3, ("words\n", "")),
     (["sh", "-c", "kill -9 $$"], -9, ("", "")),
