@@ -140,6 +140,13 @@ def test_unknown_names_are_key_errors() -> None:
     assert MAX_PORT == 509
 
 
+def test_a_standby_has_an_address_of_its_own() -> None:
+    """It would take the jobs' address for its own otherwise, and nobody could tell the two controllers apart."""
+    text = dumps(leafspine(1, 0, 1))
+    with pytest.raises(FabricError, match=r"expected another address than fabric\.jobs"):
+        loads(text.replace("[fabric]", f'[fabric]\nstandby = "{loads(text).jobs}"', 1))
+
+
 @pytest.mark.parametrize(("old", "new"), [
     ('rate = "1gbit"', f'rate = "{"9" * 400}gbit"'), ('rate = "1gbit"', 'rate = "\u0661gbit"'),
     ('a = "leaf1:1"', f'a = "leaf1:{"9" * 5000}"'), ("[fabric]", "[fabric]\nseed = 1" + "0" * 30),

@@ -56,7 +56,8 @@ def test_an_answer_arrives_whole_with_its_open_files_at_a_socket_for_this_user_a
 
 
 @pytest.mark.parametrize("said", [b'{"number": "many"}\n', b'{"number": 1, "more": 2}\n', b"\xff\n",
-                                  b"[" * 50_000 + b"\n"], ids=["type", "field", "bytes", "depth"])
+                                  b"[" * 50_000 + b"\n", b" " * (local.MAX_MESSAGE + 1)],
+                         ids=["type", "field", "bytes", "depth", "size"])
 def test_what_is_no_request_is_refused_and_the_next_is_answered(tmp_path: Path, said: bytes) -> None:
     """Hostile bytes get an answer that says what was expected."""
     server: local.Server[Ask] = local.Server(tmp_path / "s", Ask, _double, Told)

@@ -18,6 +18,13 @@ from netfold.sim.workloads.workload import all_to_all
 TOPOLOGY = leaf_spine(hosts=32, leaves=4, spines=4, rate=RATE)
 
 
+def test_half_of_each_leaf_folds() -> None:
+    """The other half has the flows, and no host is of both."""
+    first, others = members(TOPOLOGY)
+    assert [sum(TOPOLOGY.leaf(host) == leaf for host in first) for leaf in range(4)] == [4] * 4
+    assert sorted([*first, *others]) == list(range(TOPOLOGY.size))
+
+
 def test_flows_leave_the_spine_of_a_lone_tree_to_the_fold() -> None:
     """Half as many bytes over the spine that the tree takes as over each other one; no byte is lost."""
     first, others = members(TOPOLOGY)

@@ -40,6 +40,7 @@ def test_a_plan_that_shares_nothing_stays_as_it_is() -> None:
 @pytest.mark.parametrize("shared", [
     "no base64!", base64.b64encode(b"no zlib").decode(), base64.b64encode(zlib.compress(b"{}")).decode(),
     plans.pack(PARTS)[:400], base64.b64encode(zlib.compress(bytes(plans.MOST_BYTES + 1))).decode(),
+    base64.b64encode(zlib.compress(msgspec.json.encode(PARTS) + b" " * plans.MOST_BYTES)).decode(),
 ])
 def test_what_does_not_decode_is_refused_by_name(shared: str) -> None:
     """Nor does it fill the rank's memory, whatever it would become."""

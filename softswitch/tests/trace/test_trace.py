@@ -17,6 +17,7 @@ from softswitch.engine.linking import build
 from softswitch.engine.local import LocalEngine
 from softswitch.trace import Place, TracedEngine, TraceError, to_json, to_text
 from softswitch.trace.bmv2 import Bmv2Words
+from softswitch.trace.program import TracedProgram
 from softswitch.trace.recording import read, renderer
 from switch_support import ROOT
 from switch_support.way import ETHERNET, WAY, at, fill, ipv4, line, one, only
@@ -293,6 +294,17 @@ def test_texts_of_strangers_cannot_steer_a_terminal(engine: TracedEngine) -> Non
 
     for text in (to_text(trace), Bmv2Words().lines(trace)):
         assert all(char.isprintable() for char in text.replace("\n", ""))
+
+
+@pytest.mark.parametrize("bits", [1 << 40, -(1 << 40), 8.0, "8"])
+def test_a_number_that_no_program_has_is_damage_of_the_description(bits: object) -> None:
+    """As the width of a key, of which a reader would make as long a text; what is whole is read."""
+    described = json.loads(compile_file(WAY, trace=True).trace)
+    TracedProgram(json.dumps(described))
+    key = next(table["keys"][0] for table in described["tables"] if table["keys"])
+    key[2] = bits
+    with pytest.raises(TraceError, match=r"is damaged: .*is out of range"):
+        TracedProgram(json.dumps(described))
 
 
 def test_damaged_recordings_are_refused_and_nothing_else_happens(engine: TracedEngine, tmp_path: Path) -> None:

@@ -4,8 +4,13 @@ more."""
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+from typing import Any
 
+import pytest
+from finsy.proto import p4r, rpc_code
+
+from netfold.controller.switch.arbitration import bid, message_of
 from netfold.controller.switch.election import HIGHEST, Candidacy, Elections, Superseded
 
 NOW = 1_700_000_000_000
@@ -139,3 +144,27 @@ def test_another_controller_of_the_fabric_is_trusted_and_a_stranger_is_not() -> 
     assert candidacy.trusts(LATER.above(0))
     assert not candidacy.trusts(THEIRS.above(0))
     assert not candidacy.trusts(mine)
+
+
+class Told:
+    """A stream on which a switch names primaries of these ids, none of them as this client's success."""
+
+    def __init__(self, *ids: int) -> None:
+        self._ids = iter(ids)
+
+    async def write(self, request: Any) -> None:
+        """The bid."""
+
+    async def read(self) -> p4r.StreamMessageResponse:
+        """The next answer; a client that asks for more than there are waits for what never comes."""
+        message = p4r.StreamMessageResponse()
+        message.arbitration.election_id.CopyFrom(message_of(next(self._ids)))
+        message.arbitration.status.code = rpc_code.ALREADY_EXISTS
+        return message
+
+
+@pytest.mark.parametrize("higher", [7, 8, 1 << 64])
+def test_the_answer_to_a_bid_is_the_first_that_is_not_about_an_earlier_one(higher: int) -> None:
+    """A switch tells of lower ids as long as it has not read the bid; then of the bid itself or a higher one."""
+    answer = asyncio.run(bid(Told(5, 6, higher), 1, 7))
+    assert answer.election_id == message_of(higher)

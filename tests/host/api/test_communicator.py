@@ -297,6 +297,13 @@ def test_plans_that_contradict_themselves_are_refused(changes: dict[str, Any], w
         check_plan(plan(**changes))
 
 
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_a_plan_for_no_rank_of_its_world_is_refused(rank: int) -> None:
+    """By its number, before anything is looked up by it."""
+    with pytest.raises(PlanError, match=f"rank {rank} of world 2: expected 0 <= rank < world"):
+        check_plan(msgspec.structs.replace(plan(), rank=rank))
+
+
 # ---- arrays --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", ["bool", "complex64", "uint32", "object"])
 def test_other_dtypes_are_refused_by_name(dtype: str) -> None:

@@ -47,6 +47,12 @@ def test_silence_is_suspect_soon_and_asked_about_ever_more_rarely() -> None:
     assert set(pauses[6:]) == {LONGEST_PAUSE}
 
 
+@pytest.mark.parametrize("now", [0, FIRST_PAUSE - 1, FIRST_PAUSE, FIRST_PAUSE + 1, 10 * FIRST_PAUSE])
+def test_a_look_is_due_after_now_however_long_a_stream_has_stood(now: int) -> None:
+    """Else a rank that waits would look again and again, without a pause."""
+    assert StallDetector().due(0, now) > now
+
+
 @pytest.mark.parametrize(("round_trip", "pause"), [
     (0, FIRST_PAUSE), (MS // 10, SHORTEST_PAUSE), (6 * MS, 6 * MS * ROUND_TRIPS), (300 * MS, FIRST_PAUSE),
 ])

@@ -23,7 +23,7 @@ from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.innet.core import Core
 from netfold.host.innet.packet_link import AGAIN, DONE
 from netfold.host.innet.slot_switch import Nak, Packet, SlotSwitch, parse
-from netfold.host.innet.stand_in import Broken, StandIn, connect
+from netfold.host.innet.stand_in import MAX_RUN, RUN, Broken, RunBuffer, StandIn, connect
 from netfold.host.innet.stand_in_link import StandInLink
 from netfold.host.job_secret import derive, draw
 from netfold.host.mesh import unproven
@@ -315,6 +315,14 @@ def other_rank(identity: Identity, **changes: Any) -> Identity:
     """Another rank that knows the same key."""
     return Identity(**{"rank": identity.rank, "world": identity.world, "epoch": identity.epoch, "key": identity.key,
                        **changes})
+
+
+@pytest.mark.parametrize(("length", "segment"), [(0, 1), (MAX_RUN + 1, 1), (1, 0)])
+def test_a_run_of_no_packets_or_without_end_breaks_a_connection(length: int, segment: int) -> None:
+    """At its head, before its bytes are waited for; the longest run is one."""
+    with pytest.raises(Broken, match=f"a run of {length} bytes in packets of {segment}"):
+        RunBuffer().add(RUN.pack(length, segment, 0))
+    assert RunBuffer().add(RUN.pack(MAX_RUN, 1, 7) + bytes(MAX_RUN)) == [(1, 7, bytes(MAX_RUN))]
 
 
 def test_a_stand_in_that_dies_is_named_to_the_others() -> None:

@@ -143,6 +143,16 @@ def test_a_super_packet_is_as_many_packets_as_it_has_segments() -> None:
     assert best(taken)[0].psn == 100
 
 
+def test_the_checksum_of_an_empty_datagram_is_filled_in() -> None:
+    """Its field is the end of the frame; one that the frame does not have whole is left alone."""
+    empty = bytearray(frame(uses()[0].queue_pair, 1)[:42])
+    empty[34:42] = bytes.fromhex("1234 12b7 0008 0001")
+    header = segments.HEADER.pack(segments.NEEDS_CHECKSUM, 0, 0, 0, 34, 6)
+    # the complement of the sum of the datagram, whose field holds that of the pseudo header
+    assert [*segments.frames(header + bytes(empty))] == [bytes(empty[:40]) + bytes.fromhex("db0b")]
+    assert [*segments.frames(header + bytes(empty[:41]))] == [bytes(empty[:41])]
+
+
 def test_odd_frames_are_left_out() -> None:
     """Cut off anywhere, of another port, fragmented, an acknowledgement, under another key, against the direction, on
     another link, or just bytes: none counts; a wrong ICRC is counted as such."""
