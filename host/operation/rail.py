@@ -207,7 +207,7 @@ class FoldingRail(Rail, Protocol):
         """The group by which the ranks of this rank's machine are to reduce tensors on devices themselves
         (``staging.device_step.MachineGroup``); None: they are not.  All of them call it alike, between operations.
 
-        opener     opens such a group, of one kind, once (``torch.machine_group.Opener``)
+        opener     opens such a group, of one kind, once (``torch.inside_group.Opener``)
         operation  a context for an operation of the machine's ranks, in which it is opened
         Raises TransportError where it cannot be opened, and must.
         """

@@ -19,7 +19,7 @@ or keep another backend and reduce only the gradients with NetFold:
     completion.py      started operations, and torch's futures of them
     work.py            torch's work objects of started operations
     reducer.py         asynchronous collectives
-    machine_group.py   the process group by which ranks of a machine reduce tensors on their devices
+    inside_group.py    the process group by which ranks of a machine reduce tensors on their devices
     staged.py          calls with tensors on a device, by copies in pinned memory (host/staging)
     arguments.py       the arguments that torch passes to a process group's methods
     process_group.py   the backend

@@ -26,7 +26,7 @@ from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.mesh.sockets import listen
 from netfold.host.opening.planes import RAILS_VARIABLE
 from netfold.host.operation.coding import LaneBits
-from netfold.host.torch.machine_group import Inside
+from netfold.host.torch.inside_group import Inside
 from netfold.rpc.channel import CONTROLLER_VARIABLE
 from netfold.wire.jobs import PROTOCOL, Peer, Plan, Secret
 

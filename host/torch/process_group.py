@@ -31,7 +31,7 @@ from netfold.host.torch.arguments import factor_of, known_operation, only_tensor
 from netfold.host.torch.beside import Following, JoiningScatter, joinable_gather, warn_where_nothing_joins
 from netfold.host.torch.calls import started
 from netfold.host.torch.forked import leave_to_parent
-from netfold.host.torch.machine_group import Inside
+from netfold.host.torch.inside_group import Inside
 from netfold.host.torch.messenger import Messenger, open_messenger
 from netfold.host.torch.reducer import Reducer
 from netfold.host.torch.staged import arrive, staged

@@ -28,7 +28,7 @@ from netfold.host.staging.lanes import NarrowLanes
 from netfold.host.staging.narrow_parts import NarrowParts
 from netfold.host.torch.beside import Following, JoiningScatter
 from netfold.host.torch.completion import Call, StartedOperation, on_our_thread
-from netfold.host.torch.machine_group import Inside, Opener, inside_from_environment, kind_of
+from netfold.host.torch.inside_group import Inside, Opener, inside_from_environment, kind_of
 from netfold.host.torch.parts import allreduce
 from netfold.host.torch.tensors import as_array, dtype_name
 

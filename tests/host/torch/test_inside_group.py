@@ -24,8 +24,8 @@ from netfold.host.collectives.shared_memory import SharedRows  # noqa: E402
 from netfold.host.innet import parallel  # noqa: E402
 from netfold.host.staging import copies  # noqa: E402
 from netfold.host.staging.copies import Staging  # noqa: E402
-from netfold.host.torch import machine_group, reducer  # noqa: E402
-from netfold.host.torch.machine_group import ProcessGroup, inside_from_environment  # noqa: E402
+from netfold.host.torch import inside_group, reducer  # noqa: E402
+from netfold.host.torch.inside_group import ProcessGroup, inside_from_environment  # noqa: E402
 from netfold.host.torch.reducer import Reducer  # noqa: E402
 from support.late_device import LateDevice  # noqa: E402
 from support.late_group import LateGroup  # noqa: E402
@@ -51,12 +51,12 @@ def devices() -> list[LateDevice]:
 @pytest.fixture
 def nccl(monkeypatch: pytest.MonkeyPatch, devices: list[LateDevice]) -> None:
     """Tensors are on devices of which NCCL has groups."""
-    real = machine_group._backend
+    real = inside_group._backend
 
     def backend(kind: str, store: Any, local: Any, address: str, timeout: float) -> Any:
         return LateGroup(real("gloo", store, local, address, timeout), devices[local._mesh.rank])
 
-    monkeypatch.setattr(machine_group, "_backend", backend)
+    monkeypatch.setattr(inside_group, "_backend", backend)
     monkeypatch.setattr(reducer, "kind_of", lambda place, inside: None if inside == "memory" else "nccl")
 
 
@@ -166,7 +166,7 @@ def test_netreduces_condition_decides(
 ) -> None:
     """With "auto": the group's measured rate stands beside the link's, of which four ranks on two
     machines need twice as much; without a link's rate, beside that of shared memory."""
-    monkeypatch.setattr(machine_group.Opener, "measure", lambda *_: LinkCost(1e-6, 1 / rate))
+    monkeypatch.setattr(inside_group.Opener, "measure", lambda *_: LinkCost(1e-6, 1 / rate))
 
     def rank(comm: Communicator) -> tuple[str, str]:
         mine = torch.ones(100)
@@ -188,14 +188,14 @@ def test_a_group_that_does_not_open_is_named(
 ) -> None:
     """One rank's device has a group already, say: its machine goes through shared memory, the other one does not; where
     the group was asked for, that is the error of the machine's ranks."""
-    real = machine_group._backend
+    real = inside_group._backend
 
     def backend(kind: str, store: Any, local: Any, address: str, timeout: float) -> Any:
         if local._mesh.rank == 3:
             raise RuntimeError("Duplicate GPU detected")
         return real(kind, store, local, address, timeout)
 
-    monkeypatch.setattr(machine_group, "_backend", backend)
+    monkeypatch.setattr(inside_group, "_backend", backend)
     monkeypatch.setattr(machine_groups.MachineGroups, "_pays", lambda *_: True)
 
     def rank(comm: Communicator) -> tuple[str, str]:
