@@ -61,32 +61,39 @@ def fabric_of(engine: Engine, folder: Path) -> Fabric:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@in_sandbox(timeout=240)
-def test_two_users_of_the_same_hosts_fold_side_by_side(
+@in_sandbox(timeout=290)
+def test_two_users_of_the_same_hosts_fold_and_train_side_by_side(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each host has a rank of both jobs, at UDP ports of their own.  Blue knows all numbers of red's: the kernel gives
     it none of red's ports, and what it sends all the same changes no sum.  When one of red's ranks is killed, red's
-    others hear which, and blue folds on."""
+    others hear which, and blue folds on.  The same holds for trainings by torch, where it is there."""
     fabric = fabric_of(engine, tmp_path)
     monkeypatch.setenv("NETFOLD_TOKEN_FILE", str(fabric.operator_token_file))
     with Network(fabric, logs=tmp_path / "logs") as network:
         open_to_users(sandbox.rundir())
+        fold(network)
+        if needs.missing("torch") is None:  # the ranks import it
+            train(network)
 
-        def start(user: str, *more: str) -> tuple[Ranks, Iterator[tuple[int, str]]]:
-            ranks = network.launch([*program("rank_user.py"), str(USERS[user]), *more], job=user,
-                                   env={"NETFOLD_TOKEN": user, "NETFOLD_TOKEN_FILE": ""})
-            return ranks, ranks.lines(within=200)
 
-        red, of_red = start("red")
-        reds = each_says(of_red)
-        blue, of_blue = start("blue", json.dumps(reds))
-        blues, attempts = each_says(of_blue), each_says(of_blue)
-        os.kill(red.processes[2].pid, signal.SIGUSR1)
-        lost = each_says(of_red, HOSTS - 1)
-        os.kill(blue.processes[0].pid, signal.SIGUSR2)
-        ends = each_says(of_blue)
-        log = (network.logs / "red-rank0.log").read_text()
+def fold(network: Network) -> None:
+    """Sums of both users, and what blue tries against red's."""
+
+    def start(user: str, *more: str) -> tuple[Ranks, Iterator[tuple[int, str]]]:
+        ranks = network.launch([*program("rank_user.py"), str(USERS[user]), *more], job=user,
+                               env={"NETFOLD_TOKEN": user, "NETFOLD_TOKEN_FILE": ""})
+        return ranks, ranks.lines(within=200)
+
+    red, of_red = start("red")
+    reds = each_says(of_red)
+    blue, of_blue = start("blue", json.dumps(reds))
+    blues, attempts = each_says(of_blue), each_says(of_blue)
+    os.kill(red.processes[2].pid, signal.SIGUSR1)
+    lost = each_says(of_red, HOSTS - 1)
+    os.kill(blue.processes[0].pid, signal.SIGUSR2)
+    ends = each_says(of_blue)
+    log = (network.logs / "red-rank0.log").read_text()
     assert [one["udp_port"] for one in reds] == [roce.UDP_PORT] * HOSTS
     assert [one["udp_port"] for one in blues] == [roce.UDP_PORTS[0]] * HOSTS
     for mine, other, tried in zip(blues, reds, attempts, strict=True):
@@ -103,30 +110,23 @@ def test_two_users_of_the_same_hosts_fold_side_by_side(
     assert "packets so far to this rank's queue pairs were dropped" in log
 
 
-@pytest.mark.needs("torch")  # the ranks import it
-@pytest.mark.parametrize("engine", ENGINES)
-@in_sandbox(timeout=240)
-def test_two_users_train_side_by_side(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def train(network: Network) -> None:
     """Each user's DistributedDataParallel has a rank on every host, and checks its gradients.  When one of red's ranks
     is killed in the middle, red's others hear which, and blue trains on."""
-    fabric = fabric_of(engine, tmp_path)
-    monkeypatch.setenv("NETFOLD_TOKEN_FILE", str(fabric.operator_token_file))
-    with Network(fabric, logs=tmp_path / "logs") as network:
-        open_to_users(sandbox.rundir())
-        begun = []
-        for port, (user, uid) in enumerate(USERS.items(), 29_501):
-            env = {"RES_OPTIONS": "timeout:1 attempts:1", "OMP_NUM_THREADS": "1", "NETFOLD_ALGO": "innet",
-                   "MASTER_ADDR": fabric.hosts[0].address, "MASTER_PORT": str(port), "NETFOLD_TOKEN": user,
-                   "NETFOLD_TOKEN_FILE": ""}
-            ranks = network.launch([*program("rank_torch_user.py"), str(uid)], job=user, env=env)
-            begun.append((ranks, ranks.lines(within=200)))
-        (red, of_red), (blue, of_blue) = begun
-        each_says(of_red)
-        each_says(of_blue)
-        os.kill(red.processes[2].pid, signal.SIGUSR1)
-        lost = each_says(of_red, HOSTS - 1)
-        os.kill(blue.processes[0].pid, signal.SIGUSR2)
-        ends = each_says(of_blue)
+    begun = []
+    for port, (user, uid) in enumerate(USERS.items(), 29_501):
+        env = {"RES_OPTIONS": "timeout:1 attempts:1", "OMP_NUM_THREADS": "1", "NETFOLD_ALGO": "innet",
+               "MASTER_ADDR": network.fabric.hosts[0].address, "MASTER_PORT": str(port), "NETFOLD_TOKEN": user,
+               "NETFOLD_TOKEN_FILE": ""}
+        ranks = network.launch([*program("rank_torch_user.py"), str(uid)], job=f"{user}-trains", env=env)
+        begun.append((ranks, ranks.lines(within=200)))
+    (red, of_red), (blue, of_blue) = begun
+    each_says(of_red)
+    each_says(of_blue)
+    os.kill(red.processes[2].pid, signal.SIGUSR1)
+    lost = each_says(of_red, HOSTS - 1)
+    os.kill(blue.processes[0].pid, signal.SIGUSR2)
+    ends = each_says(of_blue)
     assert all("rank 2" in one["lost"] for one in lost), lost
     assert len({one["steps"] for one in ends}) == 1
     assert ends[0]["steps"] > 20
