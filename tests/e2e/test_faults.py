@@ -148,7 +148,6 @@ def slow_port(network: Network) -> None:
     slow_queue(thrift_port(leaf.device_id), up.port, 300)
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("engine", ENGINES)
 @in_sandbox(timeout=120)
 def test_a_slow_link_marks_and_every_rank_hears_of_it(engine: Engine, tmp_path: Path) -> None:
