@@ -74,7 +74,7 @@ test: $(STAMP)  ## Run all tests; ARGS="-k quantise", ...
 test-quick: $(STAMP)  ## Run the tests without namespaces, long compilations and computations
 	$(BIN)/python -m pytest $(SHARED) -m "not netns and not slow and not fuzz" --ignore=tests/p4 $(ARGS)
 
-test-long: $(STAMP)  ## Run all tests, with ten times the hostile inputs
+test-long: $(STAMP)  ## Run all tests, also those marked long, with ten times the hostile inputs
 	$(BIN)/python -m pytest $(SHARED) --long $(ARGS)
 
 fuzz: $(STAMP)  ## Try hostile inputs, ten minutes each fuzzer; ARGS="--fuzz-seconds 60 -k rc"

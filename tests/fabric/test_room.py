@@ -29,8 +29,10 @@ def test_a_thousand_switches_have_room() -> None:
     room.check(parse("mesh,12,12"))
 
 
+@pytest.mark.long
 def test_five_thousand_switches_in_pods_have_room() -> None:
-    """A fat tree of 64 ports: its paths have the numbers of its 1,024 spines, which is the most, inside pods too."""
+    """A fat tree of 64 ports: its paths have the numbers of its 1,024 spines, which is the most, inside pods too.
+    Smaller ones below show the numbers of spines, and the most."""
     room.check(parse("threetier,64,32,32,1024,2048"))
 
 

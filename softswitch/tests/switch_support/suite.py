@@ -52,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-seconds", type=float, default=0.0, metavar="SECONDS",
                      help="let each fuzzer go on for so long, from a new seed, or that of --fuzz-seed")
     parser.addoption("--long", action="store_true",
-                     help="give fuzzers ten times as many inputs, for which a change need not wait")
+                     help="give fuzzers ten times as many inputs, and run tests marked `long`: a change need not wait")
     parser.addoption("--fuzz-seed", type=int, default=None, metavar="NUMBER", help="repeat what a fuzzer has found")
 
 
@@ -74,8 +74,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a test needs can be selected by its name, as in `-m bmv2`.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What a test needs can be selected by its name, as in `-m bmv2`.  Those marked `long` are skipped without
+    `--long`.
 
     Files with tests in namespaces come last: by then, where workers share the tests (`make test`), all that would
     compute beside them is done.
@@ -85,6 +86,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for name in needed(item):
             item.add_marker(name)
+        if item.get_closest_marker("long") and not config.getoption("--long"):
+            item.add_marker(pytest.mark.skip(reason="runs with --long (make test-long)"))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
