@@ -32,7 +32,7 @@ from netfold.controller import garbage
 from netfold.controller.controller import Controller
 from netfold.controller.switch import pipeline
 from netfold.fabric import generate
-from netfold.fabric.graph import Switch
+from netfold.fabric.graph import End, Link, Switch
 from netfold.wire.jobs import Join, Plan, Resume, Watch
 
 FABRICS: Final = ("leafspine,2,2,8", "leafspine,32,16,128", "leafspine,464,16,928", "threetier,32,16,16,256,8192",
@@ -41,7 +41,8 @@ FABRICS: Final = ("leafspine,2,2,8", "leafspine,32,16,128", "leafspine,464,16,92
 QUICK: Final = FABRICS[:1]
 RANKS: Final = 64
 """Most ranks of the job, spread over the fabric's hosts."""
-STAGES: Final = ("start", "job", "link", "link back", "spine", "spine back", "status", "probes", "restart")
+STAGES: Final = ("start", "job", "link", "link back", "leaf link", "leaf link back", "spine", "spine back",
+                 "status", "probes", "restart")
 """The stages whose longest turns of the loop are reported."""
 SECONDS: Final = 900.0
 """Seconds for one fabric."""
@@ -65,10 +66,13 @@ class ControllerRow(msgspec.Struct, frozen=True):
     job: tuple[float, float]
     """Until all ranks have their plans, and the switches the job's entries."""
     link: tuple[float, float]
-    """Planning anew after a link between switches went down, until all ranks of the job that folds over it go on."""
+    """Planning anew after a link of a spine went down, until all ranks of the job go on, if it folds over it."""
     link_updates: int
+    leaf_link: tuple[float, float]
+    """The same after a link of a leaf went down over which the job folds, and the link above came back."""
+    leaf_link_updates: int
     spine: tuple[float, float]
-    """The same after all links of another spine went down, and the link above came back."""
+    """The same after all links of a spine went down at which the job folds, and the links above came back."""
     spine_updates: int
     unchanged: tuple[float, float]
     """Planning anew where nothing has changed."""
@@ -95,7 +99,8 @@ def measure(fabrics: Sequence[str], echo: Callable[[str], None]) -> list[Control
         rows.append(row := msgspec.json.decode(done.stdout, type=ControllerRow))
         echo(f"{row.switches:>4} switches, {row.hosts:>5} hosts: {row.entries:>8} entries, {row.mebibytes:>7.0f} MiB "
              f"(peak {row.peak_mebibytes:.0f}); start {row.start[0]:.2f} s, a job's plan {row.job[0]:.2f} s; "
-             f"anew after a link {row.link[0]:.2f} s ({row.link_updates} updates), a spine {row.spine[0]:.2f} s "
+             f"anew after a spine's link {row.link[0]:.2f} s ({row.link_updates} updates), a leaf's "
+             f"{row.leaf_link[0]:.2f} s ({row.leaf_link_updates}), a spine {row.spine[0]:.2f} s "
              f"({row.spine_updates}); a look {row.status[0]:.2f} s, a round of {row.probes_sent} probes "
              f"{row.probes[0]:.2f} s; a restart {row.restart[0]:.2f} s ({row.restart_updates})")
         for stage, stall in row.stalls.items():
@@ -147,12 +152,21 @@ async def _measure(text: str, folder: Path) -> ControllerRow:
     def updates() -> int:
         return sum(switch.updates for switch in switches.values())
 
-    def cable(spine: str, *, up: bool, count: int) -> None:
-        """Take the first links of a spine to leaves up or down."""
-        for link in [link for link in fabric.links if spine in (end.node for end in link.ends)][:count]:
-            for end in link.ends:
-                down = switches[end.node].ports_down
-                (down.discard if up else down.add)(end.port)
+    def links_of(switch: str) -> list[Link]:
+        return [link for link in fabric.links if switch in (end.node for end in link.ends)]
+
+    def cable(links: Sequence[Link], *, up: bool) -> None:
+        """Take links between switches up or down."""
+        for end in (end for link in links for end in link.ends):
+            down = switches[end.node].ports_down
+            (down.discard if up else down.add)(end.port)
+
+    def folding_link() -> Link:
+        """A link by which a leaf sends sums of the job up."""
+        leaf = fabric.leaf_of()[hosts[0].name]
+        fold = next(fold for job in controller.jobs.all() for tree in job.trees for fold in tree.folds
+                    if fold.switch == leaf and not fold.is_root)
+        return next(link for link in fabric.links if End(leaf, fold.parent_port) in link.ends)
 
     controller = Controller(fabric, connect=connect, start_timeout=SECONDS)
     plans: list[Plan] = []
@@ -201,14 +215,19 @@ async def _measure(text: str, folder: Path) -> ControllerRow:
         unchanged = await _timed("nothing changed", controller.replan)
         job = await _timed("job", join)
         known = updates()
-        cable(spines[-1], up=False, count=1)
+        cable(cut := links_of(spines[-1])[:1], up=False)
         link, link_updates = await _timed("link", replan), updates() - known
-        cable(spines[-1], up=True, count=1)
+        cable(cut, up=True)
         await _timed("link back", come_back)
         known = updates()
-        cable(spines[0], up=False, count=len(fabric.links))
+        cable(cut := [folding_link()], up=False)
+        leaf_link, leaf_link_updates = await _timed("leaf link", replan), updates() - known
+        cable(cut, up=True)
+        await _timed("leaf link back", come_back)
+        known = updates()
+        cable(cut := links_of(next(tree.root for job in controller.jobs.all() for tree in job.trees)), up=False)
         lost, spine_updates = await _timed("spine", replan), updates() - known
-        cable(spines[0], up=True, count=len(fabric.links))
+        cable(cut, up=True)
         await _timed("spine back", come_back)
         status = await _timed("status", controller.status)
         await _timed("probes", controller.liveness.check)
@@ -226,8 +245,9 @@ async def _measure(text: str, folder: Path) -> ControllerRow:
     return ControllerRow(
         fabric=text, switches=len(fabric.switches), hosts=len(fabric.hosts), machine=machine(), entries=entries,
         start=start, mebibytes=after - before, peak_mebibytes=_mebibytes("VmHWM") - before, ranks=world, job=job,
-        link=link, link_updates=link_updates, spine=lost, spine_updates=spine_updates, unchanged=unchanged,
-        status=status, restart=restart, restart_updates=restart_updates, probes=probes, probes_sent=sent,
+        link=link, link_updates=link_updates, leaf_link=leaf_link, leaf_link_updates=leaf_link_updates,
+        spine=lost, spine_updates=spine_updates, unchanged=unchanged, status=status, restart=restart,
+        restart_updates=restart_updates, probes=probes, probes_sent=sent,
         stalls={stage: stall for stage, stall in _loop().longest.items() if stage in STAGES},
     )
 

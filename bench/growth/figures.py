@@ -112,7 +112,8 @@ def _axis(name: str) -> Axis:
 
 def _of_controller(rows: Sequence[ControllerRow]) -> list[list[LineChart]]:
     ticks = [row.switches for row in rows]
-    times = {"start": "start", "a job's plan": "job", "anew after a link": "link", "anew after a spine": "spine",
+    times = {"start": "start", "a job's plan": "job", "anew after a spine's link": "link",
+             "anew after a leaf's link": "leaf_link", "anew after a spine": "spine",
              "a look": "status", "a round of probes": "probes", "a restart": "restart"}
     return [
         [LineChart("What the controller computes", ticks, {
