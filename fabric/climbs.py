@@ -11,8 +11,9 @@ a thousand leaves are single operations, and all switches of a fabric of five hu
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, reduce
+from operator import or_
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from netfold.fabric.clos import has_single_climbs, tiers
@@ -31,6 +32,21 @@ class Adjacency(NamedTuple):
     link: int
     """Its number in the fabric."""
     hop: NextHop
+
+
+Nodes = tuple[str, ...]
+"""Neighbours of a switch, by port."""
+
+
+class Above(NamedTuple):
+    """What switches reach by climbing that have the same live neighbours above, without themselves."""
+
+    names: int
+    """The numbers of the switches above."""
+    reached: tuple[int, ...]
+    """The leaves that they reach, by the greatest number of tiers that they climb for that, from 1."""
+    most: frozenset[int]
+    """The leaves that the neighbours reach."""
 
 
 class Climbs:
@@ -63,8 +79,13 @@ class Climbs:
                 self.down[high].append(Adjacency(number, NextHop(ports[high], low)))
         for lines in (*self.up.values(), *self.down.values()):
             lines.sort(key=lambda line: line.hop.port)
-        self.links = frozenset(line.link for lines in self.up.values() for line in lines)
-        """Numbers of all links between switches."""
+        self.ends = {line.link: (low, line.hop.node) for low, lines in self.up.items() for line in lines}
+        """The switches at the ends of each link between switches, by its number."""
+        alike: dict[Nodes, Nodes] = {}
+        self.uppers = {switch: alike.setdefault(nodes := _nodes(self.up[switch]), nodes) for switch in self.tier}
+        """The neighbours above each switch, by port: one object for those that have the same, as leaves of a pod."""
+        self.lowers = {switch: alike.setdefault(nodes := _nodes(self.down[switch]), nodes) for switch in self.tier}
+        """The neighbours below each switch."""
 
     def leaves_of(self, bits: int) -> list[str]:
         """The leaves of a set."""
@@ -89,12 +110,10 @@ class Climbs:
         """The block of each leaf that has one."""
         return {leaf: block for block, bits in self.blocks.items() for leaf in self.leaves_of(bits)}
 
-    @cached_property
-    def toward(self) -> dict[str, list[tuple[int, Adjacency]]]:
-        """The links up of each switch, with the numbers of the switches to which climbs over them lead."""
+    def toward(self, switch: str) -> list[tuple[int, Adjacency]]:
+        """The links up of a switch, with the numbers of the switches to which climbs over them lead."""
         above = self.whole.above
-        return {switch: [(self.name_bit[line.hop.node] | above[line.hop.node], line) for line in self.up[switch]]
-                for switch in self.rising}
+        return [(self.name_bit[line.hop.node] | above[line.hop.node], line) for line in self.up[switch]]
 
     @cached_property
     def is_regular(self) -> bool:
@@ -116,7 +135,7 @@ class Climbs:
     @cached_property
     def whole(self) -> LeafSets:
         """With nothing down."""
-        return LeafSets(self, self.links, self.tier)
+        return LeafSets(self, self.ends, self.tier)
 
 
 class LeafSets:
@@ -129,44 +148,64 @@ class LeafSets:
     def __init__(self, climbs: Climbs, links: Collection[int], switches: Collection[str]) -> None:
         self.climbs = climbs
         self._alive = [switch for switch in climbs.rising if switch in switches]
-        alive = frozenset(self._alive)
-        dead = climbs.links.difference(links)
+        alive, dead = frozenset(self._alive), climbs.ends.keys() - links
+        touched = {end for link in dead for end in climbs.ends[link]}
+        touched.update(*(climbs.uppers[switch] + climbs.lowers[switch] for switch in climbs.rising
+                         if switch not in alive))
 
-        def left(lines: list[Adjacency]) -> list[Adjacency]:
-            found = [line for line in lines if line.link not in dead and line.hop.node in alive]
-            return lines if len(found) == len(lines) else found
+        def left(all_lines: Mapping[str, list[Adjacency]]) -> dict[str, list[Adjacency]]:
+            found = {switch: all_lines[switch] for switch in self._alive}
+            for switch in touched & alive:
+                lines = [line for line in found[switch] if line.link not in dead and line.hop.node in alive]
+                if len(lines) < len(found[switch]):
+                    found[switch] = lines
+            return found
 
-        self.up = {switch: left(climbs.up[switch]) for switch in self._alive}
+        self.up = left(climbs.up)
         """Links that are up towards the next tier, by port."""
-        self.down = {switch: left(climbs.down[switch]) for switch in self._alive}
+        self.down = left(climbs.down)
+        self._uppers = {switch: _nodes(self.up[switch]) if switch in touched else climbs.uppers[switch]
+                        for switch in self._alive}
+        """Their neighbours above, by port."""
+        self._lowers = {switch: _nodes(self.down[switch]) if switch in touched else climbs.lowers[switch]
+                        for switch in self._alive}
         self.leaves = 0
         """All leaves that are up."""
         self.below: dict[str, int] = {}
         """Leaves that a switch reaches downwards, itself included."""
+        under: dict[Nodes, int] = {}
         for switch in self._alive:
             below = climbs.leaf_bit.get(switch, 0)
             self.leaves |= below
-            for line in self.down[switch]:
-                below |= self.below[line.hop.node]
-            self.below[switch] = below
+            if (lowers := self._lowers[switch]) not in under:
+                under[lowers] = union(self.below[node] for node in lowers)
+            self.below[switch] = below | under[lowers]
         self.above: dict[str, int] = {}
         """Numbers of the switches that a switch reaches upwards."""
+        self._above: dict[Nodes, Above] = {}
         self._reached: dict[str, list[int]] = {}
         """Leaves that a switch reaches, by the greatest number of tiers that it climbs for that."""
         for switch in reversed(self._alive):
-            above, reached = 0, [self.below[switch]]
-            for line in self.up[switch]:
-                above |= climbs.name_bit[line.hop.node] | self.above[line.hop.node]
-            tiers_above = max((len(self._reached[line.hop.node]) for line in self.up[switch]), default=0)
-            for climbed in range(1, 1 + tiers_above):
-                more = reached[0]
-                for line in self.up[switch]:
-                    more |= self._at_most(line.hop.node, climbed - 1)
-                reached.append(more)
-            self.above[switch], self._reached[switch] = above, reached
+            if (uppers := self._uppers[switch]) not in self._above:
+                self._above[uppers] = self._over(uppers)
+            over, below = self._above[uppers], self.below[switch]
+            self.above[switch] = over.names
+            self._reached[switch] = [below, *[below | more for more in over.reached]]
         self._distances: dict[str, dict[str, int]] = {}
         self._hops: dict[str, tuple[tuple[NextHop, ...], Mapping[str, tuple[NextHop, ...]]]] = {}
-        """The answers of `hops` about the whole fabric, by switch."""
+        self._as_in_whole: dict[tuple[Nodes, Nodes], bool] = {}
+        """Whether switches with the same neighbours above and below reach what they do in the whole fabric."""
+        self._apart_above: dict[tuple[Nodes, int], list[tuple[int, tuple[int, ...]]]] = {}
+        self._defaults: dict[str, tuple[NextHop, ...]] = {}
+        self._detours: dict[str, dict[tuple[NextHop, ...], int]] = {}
+        self._blocks: dict[int, list[str]] = {}
+
+    def _over(self, uppers: Nodes) -> Above:
+        """What switches with these neighbours above reach."""
+        tiers_above = max((len(self._reached[node]) for node in uppers), default=0)
+        return Above(union(self.climbs.name_bit[node] | self.above[node] for node in uppers),
+                     tuple([union(self._at_most(node, climbed) for node in uppers) for climbed in range(tiers_above)]),
+                     frozenset(self._reached[node][-1] for node in uppers))
 
     def _at_most(self, switch: str, climbed: int) -> int:
         reached = self._reached[switch]
@@ -175,21 +214,36 @@ class LeafSets:
     def hops(self, switch: str) -> tuple[tuple[NextHop, ...], Mapping[str, tuple[NextHop, ...]]]:
         """The answers of `default` and `apart`: those of the whole fabric if nothing differs on which they depend."""
         whole = self.climbs.whole
-        if self is not whole and self.leaves == whole.leaves and (
-                self.up[switch] is self.climbs.up[switch] and self.down[switch] is self.climbs.down[switch]
-                and all(self.below[line.hop.node] == whole.below[line.hop.node] for line in self.down[switch])
-                and all(self._reached[line.hop.node] == whole._reached[line.hop.node] for line in self.up[switch])):
+        if self is not whole and self._is_as_in_whole(switch):
             return whole.hops(switch)
-        if self is not whole:
-            return self.default(switch), self.apart(switch)
         if switch not in self._hops:
             self._hops[switch] = self.default(switch), self.apart(switch)
         return self._hops[switch]
 
+    def _is_as_in_whole(self, switch: str) -> bool:
+        whole, uppers, lowers = self.climbs.whole, self._uppers[switch], self._lowers[switch]
+        if (self.leaves != whole.leaves or self.up[switch] is not self.climbs.up[switch]
+                or self.down[switch] is not self.climbs.down[switch]):
+            return False
+        if (uppers, lowers) not in self._as_in_whole:
+            self._as_in_whole[uppers, lowers] = (
+                all(self.below[node] == whole.below[node] for node in lowers)
+                and all(self._reached[node] == whole._reached[node] for node in uppers))
+        return self._as_in_whole[uppers, lowers]
+
     def default(self, switch: str) -> tuple[NextHop, ...]:
         """The next hops by which a switch reaches most leaves: those of its links up that lead anywhere else."""
+        if switch not in self._defaults:
+            own, lines = self.below[switch], self.up[switch]
+            if not self._all_lead(switch):
+                lines = [line for line in lines if self._reached[line.hop.node][-1] & ~own]
+            self._defaults[switch] = tuple([line.hop for line in lines])
+        return self._defaults[switch]
+
+    def _all_lead(self, switch: str) -> bool:
+        """True if all links up of a switch lead to leaves that are not below it."""
         own = self.below[switch]
-        return tuple([line.hop for line in self.up[switch] if self._reached[line.hop.node][-1] & ~own])
+        return all(most & ~own for most in self._above[self._uppers[switch]].most)
 
     def apart(self, switch: str) -> dict[str, tuple[NextHop, ...]]:
         """The next hops of a switch on shortest paths to leaves, by port, where they are not its `default` ones: to
@@ -207,9 +261,8 @@ class LeafSets:
         for bits, _ in parts:
             told |= bits
         alike = dict(parts)
-        for block, mask in self.climbs.blocks.items() if told else ():
-            if not mask & told:
-                continue
+        for block in self.blocks_of(told):
+            mask = self.climbs.blocks[block]
             live, inside = mask & self.leaves, mask & told
             common: tuple[NextHop, ...] = ()
             if default and not mask & ~whole:
@@ -236,48 +289,80 @@ class LeafSets:
         """Disjoint sets of leaves, each with the next hops that a switch has to it where they are not `default`."""
         reached = self._reached[switch]
         below: list[tuple[int, tuple[NextHop, ...]]] = []
-        union = 0
+        seen = 0
         for line in self.down[switch]:
             bits = self.below[line.hop.node]
-            if bits & union:
+            if bits & seen:
                 below = [part for some, hops in below
                          for part in ((some & bits, (*hops, line.hop)), (some & ~bits, hops)) if part[0]]
-            if rest := bits & ~union:
+            if rest := bits & ~seen:
                 below.append((rest, (line.hop,)))
-            union |= bits
-        found = below
-        ups = [line for line in self.up[switch] if self._reached[line.hop.node][-1] & ~reached[0]]
-        for climbed in range(1, len(reached)):
-            new, differ = reached[climbed] & ~reached[climbed - 1], 0
-            if not new:
-                continue
-            for line in ups:
-                differ |= new & ~self._at_most(line.hop.node, climbed - 1)
-            parts: list[tuple[int, tuple[NextHop, ...]]] = [(differ, ())] if differ else []
-            for line in self.up[switch] if differ else ():
-                leads = self._at_most(line.hop.node, climbed - 1)
-                parts = [part for some, hops in parts
-                         for part in ((some & leads, (*hops, line.hop)), (some & ~leads, hops)) if part[0]]
-            found += parts
-        around: dict[tuple[NextHop, ...], int] = defaultdict(int)
-        alike: dict[int, tuple[NextHop, ...]] = {}
-        for leaf in self.climbs.leaves_of(self.leaves & ~reached[-1]):
-            if self.climbs.tier[switch] < 3:
-                hops = self._around(switch, leaf)
-            else:  # no leaf is a neighbour, so that those with the same switches above are equally far
-                if self.above[leaf] not in alike:
-                    alike[self.above[leaf]] = self._around(switch, leaf)
-                hops = alike[self.above[leaf]]
-            around[hops] |= self.climbs.leaf_bit[leaf]
-        return found + [(bits, hops) for hops, bits in around.items()]
+            seen |= bits
+        own = reached[0]
+        key = self._uppers[switch], 0 if self._all_lead(switch) else own
+        if key not in self._apart_above:
+            self._apart_above[key] = self._split(*key)
+        found = below + [(rest, tuple([self.up[switch][place].hop for place in places]))
+                         for bits, places in self._apart_above[key] if (rest := bits & ~own)]
+        return found + [(bits, hops) for hops, bits in self._around(switch).items() if hops != self.default(switch)]
 
-    def _around(self, switch: str, leaf: str) -> tuple[NextHop, ...]:
+    def _split(self, uppers: Nodes, own: int) -> list[tuple[int, tuple[int, ...]]]:
+        """Disjoint sets of leaves to which not all neighbours above lead on shortest paths that lead anywhere else than
+        to a switch's own leaves, each with the places of those that do."""
+        found: list[tuple[int, tuple[int, ...]]] = []
+        ups = [node for node in uppers if self._reached[node][-1] & ~own]
+        before = 0
+        for climbed, reached in enumerate(self._above[uppers].reached):
+            new = reached & ~before & ~own
+            before = reached
+            leading = [self._at_most(node, climbed) for node in uppers]
+            differ = union(new & ~self._at_most(node, climbed) for node in ups)
+            parts: list[tuple[int, tuple[int, ...]]] = [(differ, ())] if differ else []
+            for place, leads in enumerate(leading if differ else ()):
+                parts = [part for some, places in parts
+                         for part in ((some & leads, (*places, place)), (some & ~leads, places)) if part[0]]
+            found += parts
+        return found
+
+    def blocks_of(self, bits: int) -> list[str]:
+        """The blocks that have any of these leaves."""
+        if bits not in self._blocks:
+            self._blocks[bits] = [block for block, mask in self.climbs.blocks.items() if bits & mask]
+        return self._blocks[bits]
+
+    def beyond(self, switch: str) -> int:
+        """Leaves to which only ways around a failure lead, over all links up of a switch, and its default route with
+        them: the switches above, or further on, know the way."""
+        default = self.default(switch) if self.leaves & ~self._reached[switch][-1] else ()
+        return self._around(switch).get(default, 0) if default and len(default) == len(self.up[switch]) else 0
+
+    def _around(self, switch: str) -> dict[tuple[NextHop, ...], int]:
+        """The leaves to which no climb leads, by the next hops there: all links up where all of them lead nearer, and
+        else MOST_AROUND at most."""
+        if switch not in self._detours:
+            found = self._detours[switch] = defaultdict(int)
+            alike: dict[int, tuple[NextHop, ...]] = {}
+            for leaf in self.climbs.leaves_of(self.leaves & ~self._reached[switch][-1]):
+                # of a core no leaf is a neighbour, so that those with the same switches above are equally far
+                kind = self.above[leaf] if self.climbs.tier[switch] > 2 else self.climbs.leaf_bit[leaf]
+                if kind not in alike:
+                    alike[kind] = self._detour(switch, leaf)
+                found[alike[kind]] |= self.climbs.leaf_bit[leaf]
+        return self._detours[switch]
+
+    def _detour(self, switch: str, leaf: str) -> tuple[NextHop, ...]:
         """The next hops to a leaf where only a way down and up again leads there."""
-        lines = (*self.up[switch], *self.down[switch])
-        distance = self._distance(leaf) if lines else {}
+        distance = self._distance(leaf) if self.up[switch] or self.down[switch] else {}
         if switch not in distance:
             return ()
-        return tuple(sorted(line.hop for line in lines if distance[line.hop.node] < distance[switch])[:MOST_AROUND])
+
+        def nearer(lines: Sequence[Adjacency]) -> list[NextHop]:
+            return [line.hop for line in lines if distance[line.hop.node] < distance[switch]]
+
+        ups = nearer(self.up[switch])
+        if ups and len(ups) == len(self.up[switch]):
+            return tuple(ups)
+        return tuple(sorted(ups + nearer(self.down[switch]))[:MOST_AROUND])
 
     def lowest(self, names: int) -> int:
         """The switches of the lowest tier, among some switches, by number."""
@@ -290,10 +375,10 @@ class LeafSets:
             found = {leaf: 0} if leaf in self.below else {}
             queue = list(found)
             for at in queue:
-                for line in (*self.up[at], *self.down[at]):
-                    if line.hop.node not in found:
-                        found[line.hop.node] = found[at] + 1
-                        queue.append(line.hop.node)
+                for node in self._uppers[at] + self._lowers[at]:
+                    if node not in found:
+                        found[node] = found[at] + 1
+                        queue.append(node)
             self._distances[leaf] = found
         return self._distances[leaf]
 
@@ -304,3 +389,12 @@ def members(bits: int) -> Iterator[int]:
         lowest = bits & -bits
         yield lowest.bit_length() - 1
         bits ^= lowest
+
+
+def union(sets: Iterable[int]) -> int:
+    """All members of some sets."""
+    return reduce(or_, sets, 0)
+
+
+def _nodes(lines: Iterable[Adjacency]) -> Nodes:
+    return tuple([line.hop.node for line in lines])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which path leaves a switch by which port: an entry for each path, and exceptions for single leaves.
 
-    of_climbs     in a Clos where one climb leads to each switch above: from sets of leaves and paths alone, so that
-                  only pairs of a switch and leaves that a failure or a suspicion touches are looked at
+    ClimbPins     in a Clos where one climb leads to each switch above: from sets of leaves and paths alone, and once
+                  for all switches that pin the same, so that only what a failure or a suspicion touches is looked at
     compressed    anywhere else: from the pins of every pair of leaves
 
 Both say the same for every packet whose port names a path of its pair of leaves.
@@ -15,11 +15,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from netfold.controller.switch.path_tables import NO_PORT, UNPINNED, Forwarding, Ports
-from netfold.fabric.climbs import Climbs, LeafSets, members
+from netfold.fabric.climbs import Climbs, LeafSets, members, union
 from netfold.fabric.path_names import PathNames
 
 Pins = dict[int, Ports]
-Bent = dict[tuple[str, int], Ports]
+Bent = list[tuple[int, Pins]]
+"""Exceptions from pins, by sets of leaves."""
 Mark = tuple[str, str, int]
 """A switch, the leaf for which one of its uplinks is suspect, and the uplink's number."""
 
@@ -45,7 +46,7 @@ def left_of(reach: LeafSets, links: Collection[int], marks: Iterable[Mark], shar
     """
     suspects: dict[tuple[str, str], int] = defaultdict(int)
     for switch, leaf, link in marks:
-        for paths, line in reach.climbs.toward[switch]:
+        for paths, line in reach.climbs.toward(switch):
             if line.link == link:
                 suspects[switch, leaf] |= paths
     if shared:
@@ -83,13 +84,36 @@ class Name(NamedTuple):
     port: int
 
 
-def names_of(climbs: Climbs, names: PathNames, switch: str) -> tuple[tuple[Name, ...], ...]:
-    """The names that a switch with a choice pins, in sets in which one may stand in for another."""
+class PinnedNames(NamedTuple):
+    """The names that switches pin which have the same neighbours above at the same ports."""
+
+    sets: tuple[tuple[Name, ...], ...]
+    """Sets of names in which one may stand in for another."""
+    usual: Pins
+    """The pins with nothing down."""
+
+
+def names_of(climbs: Climbs, names: PathNames) -> dict[str, PinnedNames]:
+    """The names that each switch with a choice pins; one object for switches that pin the same."""
+    alike: dict[tuple[object, ...], PinnedNames] = {}
+    found: dict[str, PinnedNames] = {}
+    for switch, tier in climbs.tier.items():
+        if len(climbs.up[switch]) > 1:
+            key = tier, climbs.uppers[switch], tuple([line.hop.port for line in climbs.up[switch]])
+            if key not in alike:
+                sets = _sets(climbs, names, switch)
+                usual = {name.key: Ports(name.port, name.port) for some in sets for name in some}
+                alike[key] = PinnedNames(sets, usual)
+            found[switch] = alike[key]
+    return found
+
+
+def _sets(climbs: Climbs, names: PathNames, switch: str) -> tuple[tuple[Name, ...], ...]:
+    toward = climbs.toward(switch)
     if names.planes and climbs.tier[switch] == 1:
-        return tuple([Name(names.digit(names.numbers[line.hop.node]), paths, line.hop.port)
-                      for paths, line in climbs.toward[switch]]),
+        return tuple([Name(names.digit(names.numbers[line.hop.node]), paths, line.hop.port) for paths, line in toward]),
     return tuple([tuple([Name(names.numbers[climbs.named[path]], 1 << path, line.hop.port)
-                         for paths, line in climbs.toward[switch] for path in members(paths & tier)])
+                         for paths, line in toward for path in members(paths & tier)])
                   for _, tier in sorted(climbs.names_of_tier.items())])
 
 
@@ -116,41 +140,59 @@ def classes(left: Left) -> list[Class]:
     return [Class(*masks, leaves) for masks, leaves in found.items()]
 
 
-def of_climbs(
-    left: Left, switch: str, names: Sequence[Sequence[Name]], classes: Collection[Class], usual: Pins | None = None
-) -> tuple[Pins, list[tuple[int, dict[int, Ports]]]]:
-    """The pins of a switch that has a choice, in a Clos that `Climbs.is_regular`, and exceptions from them by sets of
-    leaves.
+class ClimbPins:
+    """The pins of switches that have a choice, in a Clos that `Climbs.is_regular`, and exceptions from them."""
 
-    usual  its pins with nothing down
-    """
-    climbs, reach = left.reach.climbs, left.reach
-    whole, alive, usable = climbs.whole.above[switch], reach.above[switch], left.connections.above[switch]
-    is_whole = alive & usable == whole
-    suspicious = {leaf: paths for (at, leaf), paths in left.suspects.items() if at == switch}
-    touched = [some for some in classes if not is_whole or suspicious or _touches(some, names, whole)]
-    if is_whole and not touched and usual is not None:
-        return usual, []
-    pins: Pins = {}
-    over: dict[int, Name] = {}
-    """The name whose path TCP takes by each."""
-    for alike in names:
-        good = [name for name in alike if usable & name.paths] or [name for name in alike if alive & name.paths]
-        for turn, name in enumerate(alike if good else ()):
-            over[name.key] = name if name in good else good[turn % len(good)]
-            pins[name.key] = Ports(name.port if alive & name.paths else NO_PORT, over[name.key].port)
-    if pins == usual:
-        pins = usual
-    found: list[tuple[int, dict[int, Ports]]] = []
-    for some in touched:
-        leaves = some.leaves & ~reach.below[switch]
-        for leaf, paths in suspicious.items():
-            if leaves & (bit := climbs.leaf_bit[leaf]):
-                leaves &= ~bit
-                found.append((bit, _exceptions(left, switch, some, names, pins, over, paths)))
-        if leaves:
-            found.append((leaves, _exceptions(left, switch, some, names, pins, over, 0)))
-    return pins, [(leaves, bent) for leaves, bent in found if bent]
+    def __init__(self, left: Left) -> None:
+        self._left = left
+        self._classes = classes(left)
+        self._lacking = [some for some in self._classes if some.whole & ~(some.reach & some.connections)]
+        self._known: dict[int, tuple[Pins, Bent]] = {}
+        """The answers for switches whose own ways up are whole, by their names."""
+
+    def of(self, switch: str, names: PinnedNames) -> tuple[Pins, Bent]:
+        """The pins of a switch, and exceptions by sets of leaves: none for leaves to which its default route leads
+        around a failure, by any of its uplinks, since no path leads there."""
+        left = self._left
+        own = left.reach.below[switch] | left.reach.beyond(switch)
+        is_whole = left.reach.above[switch] & left.connections.above[switch] == left.reach.climbs.whole.above[switch]
+        suspicious = {leaf: paths for (at, leaf), paths in left.suspects.items() if at == switch}
+        if not is_whole or suspicious:
+            pins, bent = self._of(switch, names, self._classes, suspicious)
+        else:
+            if id(names) not in self._known:
+                self._known[id(names)] = self._of(switch, names, self._lacking, {})
+            pins, bent = self._known[id(names)]
+        return pins, [(rest, ports) for leaves, ports in bent if (rest := leaves & ~own)]
+
+    def _of(
+        self, switch: str, names: PinnedNames, classes: Collection[Class], suspicious: Mapping[str, int]
+    ) -> tuple[Pins, Bent]:
+        left, climbs = self._left, self._left.reach.climbs
+        alive, usable = left.reach.above[switch], left.connections.above[switch]
+        is_whole = alive & usable == climbs.whole.above[switch]
+        pins: Pins = {}
+        over: dict[int, Name] = {}
+        """The name whose path TCP takes by each."""
+        for alike in names.sets:
+            good = [name for name in alike if usable & name.paths] or [name for name in alike if alive & name.paths]
+            for turn, name in enumerate(alike if good else ()):
+                over[name.key] = name if name in good else good[turn % len(good)]
+                pins[name.key] = Ports(name.port if alive & name.paths else NO_PORT, over[name.key].port)
+        if pins == names.usual:
+            pins = names.usual
+        found: Bent = []
+        for some in classes:
+            if is_whole and not suspicious and not _touches(some, names.sets, alive):
+                continue
+            leaves = some.leaves
+            for leaf, paths in suspicious.items():
+                if leaves & (bit := climbs.leaf_bit[leaf]):
+                    leaves &= ~bit
+                    found.append((bit, _exceptions(left, switch, some, names.sets, pins, over, paths)))
+            if leaves:
+                found.append((leaves, _exceptions(left, switch, some, names.sets, pins, over, 0)))
+        return pins, [(leaves, bent) for leaves, bent in found if bent]
 
 
 def _touches(some: Class, names: Sequence[Sequence[Name]], above: int) -> bool:
@@ -187,16 +229,15 @@ def _exceptions(
     return bent
 
 
-def by_blocks(switch: str, ways: Forwarding, bent: Sequence[tuple[int, dict[int, Ports]]], reach: LeafSets) -> None:
+def by_blocks(switch: str, ways: Forwarding, bent: Bent, reach: LeafSets) -> None:
     """Give a switch its exceptions: a block those of most of its leaves, and what differs, leaves of their own."""
     climbs, left, own = reach.climbs, bent, reach.below[switch]
-    for block, mask in climbs.blocks.items() if bent else ():
+    for block in reach.blocks_of(union(leaves for leaves, _ in bent)):
+        mask = climbs.blocks[block]
         alike: dict[tuple[tuple[int, Ports], ...], int] = defaultdict(int)
         for leaves, some in bent:
             if leaves & mask:
                 alike[tuple(some.items())] |= leaves & mask
-        if not alike:
-            continue
         live = mask & reach.leaves & ~own
         common, leaves = max(alike.items(), key=lambda part: part[1].bit_count())
         if leaves.bit_count() < 2 or 2 * leaves.bit_count() <= live.bit_count():
@@ -212,7 +253,9 @@ def by_blocks(switch: str, ways: Forwarding, bent: Sequence[tuple[int, dict[int,
             ways.bent |= {(leaf, key): ports for key, ports in some.items()}
 
 
-def compressed(pins: Mapping[tuple[str, int], Ports], leaves: Collection[str]) -> tuple[Pins, Bent]:
+def compressed(
+    pins: Mapping[tuple[str, int], Ports], leaves: Collection[str],
+) -> tuple[Pins, dict[tuple[str, int], Ports]]:
     """Pins of single leaves as pins of all leaves, with exceptions.
 
     pins    by leaf and path, those of one switch; a packet that has none is hashed
@@ -223,7 +266,7 @@ def compressed(pins: Mapping[tuple[str, int], Ports], leaves: Collection[str]) -
         if leaf in leaves:
             by_path[path][leaf] = ports
     shared: Pins = {}
-    bent: Bent = {}
+    bent: dict[tuple[str, int], Ports] = {}
     for path, found in sorted(by_path.items()):
         usual = Counter(found.get(leaf, UNPINNED) for leaf in leaves).most_common(1)[0][0]
         if usual != UNPINNED:

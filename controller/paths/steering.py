@@ -102,14 +102,10 @@ class Steering:
         above = {} if self._climbs is None else self._climbs.up
         self.names = path_names(self.whole, self._climbs)
         """The numbers of paths."""
-        self._pinned: dict[str, tuple[tuple[pinning.Name, ...], ...]] = {}
-        """The pins of each switch that has a choice, in a fabric that `plans_quickly`."""
+        self._pinned: dict[str, pinning.PinnedNames] = {}
+        """What each switch pins that has a choice, in a fabric that `plans_quickly`."""
         if self._climbs is not None and self.plans_quickly:
-            self._pinned = {switch: pinning.names_of(self._climbs, self.names, switch)
-                            for switch in self._climbs.tier if len(self._climbs.up[switch]) > 1}
-        self._usual: dict[str, pinning.Pins] = {}
-        """Their pins with nothing down: one object for switches that pin the same."""
-        self._alike: dict[tuple[tuple[int, Ports], ...], pinning.Pins] = {}
+            self._pinned = pinning.names_of(self._climbs, self.names)
         self._blocks = {} if self._climbs is None else self._climbs.block_of
         self.tables = PathTables(fabric, {switch: {line.hop.node for line in lines} for switch, lines in above.items()},
                                  self._blocks)
@@ -322,18 +318,15 @@ class Steering:
 
     def _pin_climbs(self, found: Mapping[str, Forwarding], left: pinning.Left) -> None:
         """Pin at every switch that has a choice."""
-        climbs, classes = left.reach.climbs, pinning.classes(left)
-        whole = climbs.whole.above
+        pins = pinning.ClimbPins(left)
         for switch, names in self._pinned.items():
             if switch in found and switch in left.reach.below:
                 ways = found[switch]
-                usual = self._usual.get(switch)
-                ways.pins, bent = pinning.of_climbs(left, switch, names, classes, usual)
-                if usual is None and left.reach.above[switch] & left.connections.above[switch] == whole[switch]:
-                    self._usual[switch] = ways.pins = self._alike.setdefault(tuple(ways.pins.items()), ways.pins)
-                if self.names.planes and climbs.tier[switch] == 1:
+                ways.pins, bent = pins.of(switch, names)
+                if self.names.planes and left.reach.climbs.tier[switch] == 1:
                     ways.names = ALL_BITS & ~NUMBER_BITS | self.names.planes - 1
-                pinning.by_blocks(switch, ways, bent, left.reach)
+                if bent:
+                    pinning.by_blocks(switch, ways, bent, left.reach)
 
     def _pin_each(
         self, found: Mapping[str, Forwarding], left: Up, suspects: set[SuspectUplink], shared: frozenset[int]

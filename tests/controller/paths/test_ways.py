@@ -185,6 +185,24 @@ def test_a_failure_between_tiers_touches_its_plane_alone() -> None:
     assert sum(map(len, updates.values())) <= 2 * 7 + 15
 
 
+def test_a_leafs_lost_link_in_pods_changes_leaves_and_no_other_switch_further_up() -> None:
+    """At each other leaf a route to that leaf and an exception, and ways around at the link's other end: cores, and
+    aggregation switches elsewhere, send on as before to where a way around is known."""
+    fabric = threetier(8, 4, 4, 16, 32)
+    steering, graph = Steering(fabric), fabric.graph()
+    before = steering.base(graph)
+    graph.remove_edge("leaf1", "agg1")
+    after = steering.base(graph)
+    updates = {switch: diff(state(before[switch]), state(after[switch])) for switch in after}
+    leaves = [f"leaf{n}" for n in range(1, 33)]
+    assert {switch for switch, changes in updates.items() if changes} == {*leaves, "agg1"}
+    assert {len(updates[leaf]) for leaf in leaves} == {2}
+    assert len(updates["agg1"]) <= 1 + 3 + 4, "a route by the other leaves, these as a group, and its cores' names"
+    held = {switch: state(entities) for switch, entities in after.items()}
+    taken = ways.arrivals(fabric, held, "leaf5", fabric.hosts[0].address, 50_000)
+    assert not any("agg1" in way for way in taken), "leaves avoid the lost link"
+
+
 @pytest.mark.parametrize("lost", ["link", "spine"])
 def test_a_failure_changes_two_entries_a_leaf(lost: str) -> None:
     """A lost link: at other leaves a route to its leaf and an exception; a lost spine: the default route and a pin."""
