@@ -270,8 +270,8 @@ class Fabric(Settings, frozen=True, kw_only=True, dict=True):
                 found[b.node] = a.node
         return found
 
-    def graph(self, up: Up | None = None) -> nx.MultiGraph[str]:
-        """The fabric as a networkx graph, which the planners take; with ``up`` its live part.
+    def graph(self) -> nx.MultiGraph[str]:
+        """The fabric as a networkx graph, which the planners take.
 
         Nodes carry ``kind`` ("switch" or "host"), ``address`` and ``mac``, switches ``role`` and ``place`` too; edges,
         whose key is the link's number, carry ``ports`` (node name -> port), ``rate`` (bit/s or None) and ``loss``.
@@ -279,14 +279,12 @@ class Fabric(Settings, frozen=True, kw_only=True, dict=True):
         import networkx as nx
 
         graph: nx.MultiGraph[str] = nx.MultiGraph(name=self.name)
-        for s in self.switches if up is None else [s for s in self.switches if s.name in up.nodes]:
+        for s in self.switches:
             graph.add_node(s.name, kind="switch", role=s.role, address=s.address, mac=s.mac, place=s.place)
-        for h in self.hosts if up is None else [h for h in self.hosts if h.name in up.nodes]:
+        for h in self.hosts:
             graph.add_node(h.name, kind="host", address=h.address, mac=h.mac)
         for number, link in enumerate(self.links):
             a, b = link.ends
-            if up is not None and not (number in up.links and a.node in up.nodes and b.node in up.nodes):
-                continue
             rate = None if link.rate is None else bits_per_second(link.rate)
             graph.add_edge(a.node, b.node, number, ports={a.node: a.port, b.node: b.port}, rate=rate, loss=link.loss)
         return graph
@@ -303,9 +301,31 @@ class Up(NamedTuple):
         """All nodes and links of a graph made by `Fabric.graph`."""
         return cls(frozenset(graph), frozenset(number for *_, number in graph.edges(keys=True)))
 
-    def graph(self, fabric: Fabric) -> nx.MultiGraph[str]:
-        """The live part of the fabric's graph."""
-        return fabric.graph(self)
+    def graph(self, fabric: Fabric, whole: nx.MultiGraph[str] | None = None) -> nx.MultiGraph[str]:
+        """The live part of the fabric's graph, in its order.
+
+        whole  that graph, frozen.  The part, which is frozen as well, shares with it what is not beside anything down.
+        """
+        import networkx as nx
+
+        if whole is None:
+            whole = nx.freeze(fabric.graph())
+        adjacent = dict(whole.adjacency())
+        gone = adjacent.keys() - self.nodes
+        for node in gone:
+            del adjacent[node]
+        changed = {near for node in gone for near in whole.adj[node]} - gone
+        changed.update(end.node for number in {*range(len(fabric.links))} - self.links
+                       for end in fabric.links[number].ends if end.node not in gone)
+        for node in changed:
+            adjacent[node] = {near: links for near, between in adjacent[node].items() if near not in gone and (
+                links := between if self.links.issuperset(between) else
+                {number: data for number, data in between.items() if number in self.links})}
+        part: nx.MultiGraph[str] = nx.MultiGraph(name=fabric.name)
+        part._node = {node: data for node, data in whole.nodes(data=True) if node in adjacent}
+        part._adj = adjacent
+        part.graph["whole"] = whole
+        return nx.freeze(part)
 
 
 def ip_number(address: str) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from netfold.fabric.graph import End, Fabric
@@ -154,7 +154,13 @@ def _neighbours(graph: nx.MultiGraph[str]) -> Neighbours:
     of the graph once, and of one that is frozen once for all jobs."""
     if (found := _known.get(graph)) is not None:
         return found
-    found = _read_neighbours(graph)
+    whole = graph.graph.get("whole")
+    if whole is None:
+        found = _read_neighbours(graph)
+    else:  # most of it is as there
+        before, known = dict(whole.adjacency()), _neighbours(whole)
+        found = {switch: known[switch] if beside is before[switch] else _read_beside(beside, known)
+                 for switch, beside in graph.adjacency() if switch in known}
     if getattr(graph, "frozen", False):  # what networkx.freeze leaves
         _known[graph] = found
     return found
@@ -162,9 +168,11 @@ def _neighbours(graph: nx.MultiGraph[str]) -> Neighbours:
 
 def _read_neighbours(graph: nx.MultiGraph[str]) -> Neighbours:
     switches = {name for name, kind in graph.nodes(data="kind") if kind == "switch"}
-    return {switch: [(other, links[min(links)].get("rate") or 0.0)
-                     for other, links in beside.items() if other in switches]
-            for switch, beside in graph.adjacency() if switch in switches}
+    return {switch: _read_beside(beside, switches) for switch, beside in graph.adjacency() if switch in switches}
+
+
+def _read_beside(beside: Mapping[str, Any], switches: Collection[str]) -> list[tuple[str, float]]:
+    return [(other, links[min(links)].get("rate") or 0.0) for other, links in beside.items() if other in switches]
 
 
 def _nearest(near: Neighbours, wanted: set[str]) -> set[str]:

@@ -15,6 +15,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from functools import cached_property
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -125,9 +126,13 @@ class Liveness:
         return self._graphs[up] if up in self._graphs else self._keep(up, made)
 
     def _made(self, up: Up) -> nx.MultiGraph[str]:
+        return up.graph(self._fabric, self._whole_graph)
+
+    @cached_property
+    def _whole_graph(self) -> nx.MultiGraph[str]:
         import networkx as nx
 
-        return nx.freeze(up.graph(self._fabric))
+        return nx.freeze(self._fabric.graph())
 
     def _keep(self, up: Up, graph: nx.MultiGraph[str]) -> nx.MultiGraph[str]:
         """Have a graph for those who ask next, in place of the one that was kept first."""
