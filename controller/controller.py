@@ -209,7 +209,7 @@ class Controller:
     def _preset(self) -> None:
         """Give all switches what they hold whatever happens."""
         for name, entities in tables.fixed_entries(self.fabric).items():
-            self._targets[name].preset("fabric", entities)
+            self._targets[name].preset({"fabric": entities})
 
     @property
     def page(self) -> str:

@@ -41,7 +41,7 @@ class Injection:
         fabric, seeds = self._with(request)
         if self._fabric.faulty:
             entries = tables.fixed_entries(fabric, seeds)
-            await asyncio.gather(*(target.replace("fabric", entries[target.name])
+            await asyncio.gather(*(target.replace({"fabric": entries[target.name]})
                                    for target in self._targets.values()))
         faulty = [link for link in fabric.links if any(getattr(link, name) for name in FAULTS)]
         log.warning("faults are injected on %s", ", ".join(f"{link.a} - {link.b}" for link in faulty) or "no link")

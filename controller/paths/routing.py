@@ -18,8 +18,6 @@ from netfold.controller.switch.path_tables import Forwarding
 from netfold.controller.switch.target import Target
 from netfold.fabric.graph import Up
 
-PART: Final = "routes"
-"""The part of a switch's desired state."""
 AT_ONCE: Final = 16
 """Switches that receive their entries in one turn of the controller's loop."""
 _NONE: Final = Forwarding()
@@ -51,7 +49,7 @@ class Routing:
     def _preset(self, inputs: Inputs) -> None:
         found = self._plan(inputs, list(self._targets))
         for name, target in self._targets.items():
-            target.preset(PART, found.get(name, ()))
+            target.preset(found.get(name, {}))
 
     async def update(self, up: Up) -> None:
         """Give the switches that are heard what follows from what is up, where that is not what they were given."""
@@ -66,21 +64,21 @@ class Routing:
                 return
             found = await asyncio.to_thread(self._plan, inputs, heard)
             telling = []
-            for count, (name, entities) in enumerate(found.items(), 1):
-                told = self._targets[name].replace(PART, entities)
+            for count, (name, parts) in enumerate(found.items(), 1):
+                told = self._targets[name].replace(parts)
                 telling.append(asyncio.create_task(told, name=f"routes of {name}"))
                 if count % AT_ONCE == 0:
                     await asyncio.sleep(0)
         await asyncio.gather(*telling)
 
-    def _plan(self, inputs: Inputs, heard: list[str]) -> dict[str, State]:
+    def _plan(self, inputs: Inputs, heard: list[str]) -> dict[str, dict[str, State]]:
         """Plan, unless nothing has changed, and make the entries of those of some switches that differ from what they
         were given.  Nothing else runs this at the same time."""
         if inputs != self._planned:
             self._ways, self._planned = self._steering.plan(inputs), inputs
         changed = {name: ways for name in heard if self._given.get(name) != (ways := self._of(name))}
         self._given.update(changed)
-        return self._steering.tables.all_entries(changed)
+        return self._steering.tables.all_parts(changed)
 
     def _of(self, switch: str) -> Forwarding:
         return self._ways.get(switch, _NONE)

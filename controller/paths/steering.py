@@ -249,8 +249,9 @@ class Steering:
 
     def base(self, graph: nx.MultiGraph[str]) -> BySwitch:
         """Entries of routes, policies and pins of every switch in ``graph``."""
-        made = self.tables.all_entries(self.plan(self.inputs(Up.of(graph))))
-        return {switch: list(held.values()) for switch, held in made.items()}
+        made = self.tables.all_parts(self.plan(self.inputs(Up.of(graph))))
+        return {switch: [entity for part in parts.values() for entity in part.values()]
+                for switch, parts in made.items()}
 
     def plan(self, given: Inputs) -> dict[str, Forwarding]:
         """The forwarding of unfolded packets at every switch that is up.  Another thread may call this.

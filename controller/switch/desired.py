@@ -7,9 +7,9 @@ holds is kept where it differs alone, since a fabric of thousands of switches ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
-from netfold.controller.switch.entities import Conflict, Entity, Identity, State
+from netfold.controller.switch.entities import Conflict, Entity, Identity, State, state
 from netfold.controller.switch.reconcile import Update, diff
 
 
@@ -28,17 +28,20 @@ class Desired:
         """A part; None if there is none of that name."""
         return self._parts.get(name)
 
-    def put(self, name: str, wanted: State) -> None:
-        """Add or replace a part.  Raises Conflict where another part has something else for an entity."""
-        before = self._parts.get(name, {})
+    def put(self, parts: Mapping[str, State]) -> None:
+        """Add or replace parts, but those that are the same object as before.  Raises Conflict where two parts have
+        different things for an entity."""
+        changed = {name: wanted for name, wanted in parts.items() if self._parts.get(name) is not wanted}
+        before, wanted = _together([self._parts.get(name, {}) for name in changed]), _together(changed.values())
         new = [key for key, entity in wanted.items() if (held := before.get(key)) is not entity and held != entity]
         for key in new:
             entity, other = wanted[key], self.all.get(key)
-            if other is not None and other != entity and (key not in before or self._has(key, but=name)):
+            if other is not None and other != entity and (key not in before or self._has(key, but=changed)):
                 raise Conflict(f"{entity}\n  contradicts {other}")
-        self._parts.pop(name, None)
+        for name in changed:
+            self._parts.pop(name, None)
         self._drop([key for key in before if key not in wanted])
-        self._parts[name] = wanted
+        self._parts |= changed
         self._note(new)
         self.all |= wanted
 
@@ -93,6 +96,18 @@ class Desired:
             for key in keys:
                 self._changed.setdefault(key, self.all.get(key))
 
-    def _has(self, key: Identity, *, but: str = "") -> bool:
-        """True if a part other than ``but`` has an entity."""
-        return any(key in part for name, part in self._parts.items() if name != but)
+    def _has(self, key: Identity, *, but: Collection[str] = ()) -> bool:
+        """True if a part other than these has an entity."""
+        return any(key in part for name, part in self._parts.items() if name not in but)
+
+
+def _together(parts: Collection[State]) -> State:
+    """The entities of parts.  Raises Conflict."""
+    if len(parts) == 1:
+        return next(iter(parts))
+    found: State = {}
+    for part in parts:
+        found |= part
+    if len(found) < sum(map(len, parts)):
+        state(entity for part in parts for entity in part.values())
+    return found

@@ -156,37 +156,39 @@ class PathTables:
         self._pins: dict[tuple[int, Ports], Entry] = {}
         """Entries of pins, which switches in like places share."""
 
-    def all_entries(self, ways: Mapping[str, Forwarding]) -> dict[str, State]:
-        """The entries of all these switches."""
-        return {switch: self.entries(switch, here) for switch, here in ways.items()}
+    def all_parts(self, ways: Mapping[str, Forwarding]) -> dict[str, dict[str, State]]:
+        """The parts of all these switches."""
+        return {switch: self.parts(switch, here) for switch, here in ways.items()}
 
-    def entries(self, switch: str, ways: Forwarding) -> State:
-        """The entries of one switch."""
+    def parts(self, switch: str, ways: Forwarding) -> dict[str, State]:
+        """The entries of one switch, as parts of its desired state; those that stay as they were are the same object as
+        before, so that nobody compares their entries."""
         apart = dict.fromkeys((*ways.routes, *ways.modes, *(leaf for leaf, _ in ways.bent)))
         groups = self._groups(switch, ways, apart)
-        found: State = {}
-        if ways.default:
-            found |= self._kept(self._made_rings, switch, None, lambda: [
-                self._uplink(switch, RING, member, hop) for member, hop in enumerate(self._rings[switch])])
+        own = {(address, 32): hop for host, hop in ways.hosts.items() for address in self._addresses[host]}
+        routes = [*self._routes(switch, ways, apart, groups, own)]
         for hops, (group, _) in groups.items():
             if group != RING:
-                found |= state([self._uplink(switch, group, member, hop) for member, hop in enumerate(hops)])
-        if ways.pins or ways.bent:
-            found |= self._kept(self._made_ports, switch, None, lambda: [
-                self._uplink(switch, BY_PORT, hop.port, hop) for hop in self._uplinks[switch]])
-        own = {(address, 32): hop for host, hop in ways.hosts.items() for address in self._addresses[host]}
-        found |= self._kept(self._made_hosts, switch, ways.hosts, lambda: [
-            Entry(ROUTE, (("dst", prefix),), FORWARD, self._forward(switch, hop)) for prefix, hop in own.items()])
-        found |= state(self._routes(switch, ways, apart, groups, own))
-        found |= state([Entry(POLICY, (("leaf", number),), f"{PATHS}.{mode}")
-                        for number, mode in self._modes(ways, apart) if groups and mode != PINNED])
-        found |= self._kept(self._made_pins, switch, ways.pins, lambda: [
-            self._pins.get((path, ports)) or self._pins.setdefault(
-                (path, ports), Entry(PIN, (("path", path),), USE, _ports(ports)))
-            for path, ports in ways.pins.items()])
-        found |= state([Entry(BENT, (("leaf", self.numbers[leaf]), ("path", path)), USE, _ports(ports))
-                        for (leaf, path), ports in ways.bent.items()])
-        return found
+                routes += [self._uplink(switch, group, member, hop) for member, hop in enumerate(hops)]
+        routes += [Entry(POLICY, (("leaf", number),), f"{PATHS}.{mode}")
+                   for number, mode in self._modes(ways, apart) if groups and mode != PINNED]
+        routes += [Entry(BENT, (("leaf", self.numbers[leaf]), ("path", path)), USE, _ports(ports))
+                   for (leaf, path), ports in ways.bent.items()]
+        return {
+            "ring": self._kept(self._made_rings, switch, None, lambda: [
+                self._uplink(switch, RING, member, hop) for member, hop in enumerate(self._rings[switch])]
+            ) if ways.default else {},
+            "ports": self._kept(self._made_ports, switch, None, lambda: [
+                self._uplink(switch, BY_PORT, hop.port, hop) for hop in self._uplinks[switch]]
+            ) if ways.pins or ways.bent else {},
+            "hosts": self._kept(self._made_hosts, switch, ways.hosts, lambda: [
+                Entry(ROUTE, (("dst", prefix),), FORWARD, self._forward(switch, hop)) for prefix, hop in own.items()]),
+            "routes": state(routes),
+            "pins": self._kept(self._made_pins, switch, ways.pins, lambda: [
+                self._pins.get((path, ports)) or self._pins.setdefault(
+                    (path, ports), Entry(PIN, (("path", path),), USE, _ports(ports)))
+                for path, ports in ways.pins.items()]),
+        }
 
     @staticmethod
     def _kept(kept: dict[str, tuple[object, State]], switch: str, of: object, make: Callable[[], list[Entry]]

@@ -194,9 +194,9 @@ class Target:
             waited = "" if self._gave_up else f"{self.name} is not up after {timeout:g} s: "
             raise SwitchError(f"{waited}{self.problem}")
 
-    def preset(self, part: str, entities: Iterable[Entity] | State) -> None:
-        """Set a part of the desired state before `start`."""
-        self._desired.put(part, state(entities))
+    def preset(self, parts: Mapping[str, Iterable[Entity] | State]) -> None:
+        """Set parts of the desired state before `start`."""
+        self._desired.put({part: state(entities) for part, entities in parts.items()})
 
     async def install(self, parts: Mapping[str, Iterable[Entity]]) -> None:
         """Add or replace parts of the desired state, and wait until the switch has them.
@@ -210,8 +210,7 @@ class Target:
             async with self._busy:
                 client = self.client
                 try:
-                    for part, entities in wanted.items():
-                        self._desired.put(part, entities)
+                    self._desired.put(wanted)
                     await self._apply(client)
                 except BaseException as error:
                     for part in wanted:
@@ -222,12 +221,13 @@ class Target:
         finally:
             self._installs -= 1
 
-    async def replace(self, part: str, entities: Iterable[Entity] | State) -> None:
-        """Replace a part of the desired state; a switch that is down gets it when it comes back."""
-        wanted = state(entities)
+    async def replace(self, parts: Mapping[str, Iterable[Entity] | State]) -> None:
+        """Replace parts of the desired state; a switch that is down gets them when it comes back."""
+        wanted = {part: state(entities) for part, entities in parts.items()}
         async with self._busy:
-            if self._desired.part(part) != wanted:
-                self._desired.put(part, wanted)
+            held = {part: self._desired.part(part) for part in wanted}
+            if any(held[part] is not entities and held[part] != entities for part, entities in wanted.items()):
+                self._desired.put(wanted)
                 await self._reconcile()
 
     async def uninstall(self, parts: Collection[str]) -> None:
@@ -329,8 +329,7 @@ class Target:
         desired = self._desired.all
         left = fold_tables.by_epoch(entity for key, entity in actual.items() if key not in desired)
         self.found, self.was_empty = {epoch: state(entities) for epoch, entities in left.items()}, empty
-        for epoch, entities in self.found.items():
-            self._desired.put(_left_part(epoch), entities)
+        self._desired.put({_left_part(epoch): entities for epoch, entities in self.found.items()})
         if left:
             self._on_found(self.found)
             log.info("%s: holds entries of jobs of an earlier controller, of the epochs %s", self.name,

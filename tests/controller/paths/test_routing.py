@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from netfold.controller.health.drains import Drains
-from netfold.controller.paths.routing import PART, Routing
+from netfold.controller.paths.routing import Routing
 from netfold.controller.paths.steering import Inputs, Steering
-from netfold.controller.switch.entities import Entity, state
+from netfold.controller.switch.entities import State
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Up
 from netfold.wire.paths import tcp_ports
@@ -29,16 +29,20 @@ class Switch:
     """A target that remembers what it was given, and how often."""
 
     def __init__(self) -> None:
-        self.is_heard, self.held, self.writes = True, {}, 0  # type: ignore[var-annotated]
+        self.is_heard, self.held, self.writes = True, dict[str, State](), 0
 
-    def preset(self, part: str, entities: Iterable[Entity]) -> None:
-        assert part == PART
-        self.held = state(entities)
+    def preset(self, parts: Mapping[str, State]) -> None:
+        self.held = _filled(parts)
 
-    async def replace(self, part: str, entities: Iterable[Entity]) -> None:
+    async def replace(self, parts: Mapping[str, State]) -> None:
         await asyncio.sleep(0)
-        self.preset(part, entities)
+        self.preset(parts)
         self.writes += 1
+
+
+def _filled(parts: Mapping[str, State]) -> dict[str, State]:
+    """The parts that have entities."""
+    return {name: part for name, part in parts.items() if part}
 
 
 class World:
@@ -69,7 +73,7 @@ class World:
 
     def wanted(self) -> Any:
         """The forwarding that a new plan would give the switches."""
-        return self.steering.tables.all_entries(self.plan(self.steering.inputs(self.up())))
+        return self.steering.tables.all_parts(self.plan(self.steering.inputs(self.up())))
 
     def up(self) -> Up:
         """What is up."""
@@ -119,7 +123,7 @@ def test_every_switch_that_is_up_holds_what_a_new_plan_would_give_it(changes: li
             wanted = world.wanted()
             for name, switch in world.switches.items():
                 if switch.is_heard:
-                    assert switch.held == state(wanted.get(name, ())), (name, what)
+                    assert switch.held == _filled(wanted.get(name, {})), (name, what)
             before = world.plans, [switch.writes for switch in world.switches.values()]
             await world.routing.update(world.up())
             assert (world.plans, [switch.writes for switch in world.switches.values()]) == before
@@ -149,7 +153,7 @@ def test_of_two_updates_at_once_the_later_one_counts() -> None:
         world.down = {LINKS[1]}
         await asyncio.gather(first, world.routing.update(world.up()))
         wanted = world.wanted()
-        assert all(switch.held == state(wanted[name]) for name, switch in world.switches.items())
+        assert all(switch.held == _filled(wanted[name]) for name, switch in world.switches.items())
 
     run(story())
 
@@ -185,7 +189,7 @@ def test_who_asks_and_goes_away_leaves_no_switch_behind() -> None:
         await asyncio.gather(asked, return_exceptions=True)
         await world.routing.update(world.up())
         wanted = world.wanted()
-        await until(lambda: all(switch.held == state(wanted[name]) for name, switch in world.switches.items()))
+        await until(lambda: all(switch.held == _filled(wanted[name]) for name, switch in world.switches.items()))
 
     run(story())
 
@@ -198,10 +202,10 @@ def test_a_switch_that_hangs_holds_up_no_other() -> None:
         gate, hanging = asyncio.Event(), world.switches["leaf1"]
         replace, turn = hanging.replace, asyncio.Lock()
 
-        async def hangs(part: str, entities: Iterable[Entity]) -> None:
+        async def hangs(parts: Mapping[str, State]) -> None:
             async with turn:
                 await gate.wait()
-                await replace(part, entities)
+                await replace(parts)
 
         hanging.replace = hangs  # type: ignore[method-assign]
         world.down = {LINKS[0]}
@@ -213,6 +217,6 @@ def test_a_switch_that_hangs_holds_up_no_other() -> None:
         assert hanging.writes == 0
         gate.set()
         await asyncio.gather(first, second)
-        assert hanging.held == state(world.wanted()["leaf1"])
+        assert hanging.held == _filled(world.wanted()["leaf1"])
 
     run(story())

@@ -42,10 +42,10 @@ def test_only_what_a_change_touches_is_compared() -> None:
     finds."""
     switch = Switch()
     desired = switch.desired
-    desired.put("fabric", part(*range(2000)))
+    desired.put({"fabric": part(*range(2000))})
     assert desired.size == 2000
     switch.settle()
-    desired.put("job", part(5000, port=2))
+    desired.put({"job": part(5000, port=2)})
     assert desired.size == 1
     assert desired.lacking() == diff(switch.held, desired.all)
     switch.settle()
@@ -54,7 +54,7 @@ def test_only_what_a_change_touches_is_compared() -> None:
     assert [update.verb for update in desired.lacking()] == ["delete"]
     desired.unsettle()
     assert not desired.is_compared
-    desired.put("job", part(7))
+    desired.put({"job": part(7)})
     desired.compare(switch.held)
     assert desired.size == 1
     assert [update.verb for update in desired.lacking()] == ["delete"]
@@ -65,16 +65,16 @@ def test_what_comes_and_goes_before_it_is_written_is_not_written() -> None:
     what a comparison found."""
     switch = Switch()
     desired = switch.desired
-    desired.put("a", part(1, 2))
+    desired.put({"a": part(1, 2)})
     switch.settle()
-    desired.put("b", part(3))
-    desired.put("a", part(2, port=9))
+    desired.put({"b": part(3)})
+    desired.put({"a": part(2, port=9)})
     desired.remove("b")
-    desired.put("a", part(1, 2))
+    desired.put({"a": part(1, 2)})
     assert desired.lacking() == []
     desired.compare(switch.held | part(4))
     assert [update.verb for update in desired.lacking()] == ["delete"]
-    desired.put("found", part(4))
+    desired.put({"found": part(4)})
     assert desired.lacking() == []
 
 
@@ -82,13 +82,13 @@ def test_parts_may_say_the_same_and_not_contradict() -> None:
     """An entity that two parts have stays until both are gone; one that contradicts is refused, and changes nothing."""
     switch = Switch()
     desired = switch.desired
-    desired.put("a", part(1, 2))
-    desired.put("b", part(2, 3))
+    desired.put({"a": part(1, 2)})
+    desired.put({"b": part(2, 3)})
     switch.settle()
     with pytest.raises(Conflict, match="contradicts"):
-        desired.put("c", part(4, 3, port=9))
+        desired.put({"c": part(4, 3, port=9)})
     with pytest.raises(Conflict, match="contradicts"):
-        desired.put("a", part(2, port=9))
+        desired.put({"a": part(2, port=9)})
     assert desired.lacking() == []
     desired.remove("a")
     switch.settle()
@@ -96,6 +96,21 @@ def test_parts_may_say_the_same_and_not_contradict() -> None:
     desired.rename("b", "d")
     assert desired.lacking() == []
     assert (desired.part("b"), desired.part("d")) == (None, part(2, 3))
+
+
+def test_an_entity_may_move_between_parts_that_are_replaced_together() -> None:
+    """It is modified, and neither deleted nor refused; two of them that contradict are, and change nothing."""
+    switch = Switch()
+    desired = switch.desired
+    desired.put({"hosts": part(1, 2), "routes": part(3)})
+    switch.settle()
+    desired.put({"hosts": part(2), "routes": part(3) | part(1, port=9)})
+    assert [update.verb for update in desired.lacking()] == ["modify"]
+    switch.settle()
+    with pytest.raises(Conflict, match="contradicts"):
+        desired.put({"hosts": part(5), "routes": part(5, port=9)})
+    assert desired.lacking() == []
+    assert desired.all == part(2, 3) | part(1, port=9)
 
 
 def test_a_thousand_random_changes_leave_what_a_whole_comparison_leaves() -> None:
@@ -109,7 +124,7 @@ def test_a_thousand_random_changes_leave_what_a_whole_comparison_leaves() -> Non
             desired.remove(name)
         else:
             own = 100 * ord(name)
-            desired.put(name, part(*(own + n for n in rng.sample(range(9), 4)), port=rng.randrange(3)))
+            desired.put({name: part(*(own + n for n in rng.sample(range(9), 4)), port=rng.randrange(3))})
         if rng.random() < 0.2:
             desired.unsettle()
             desired.compare(switch.held)

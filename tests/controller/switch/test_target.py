@@ -33,7 +33,7 @@ def test_a_failed_install_is_taken_back(tmp_path: Path) -> None:
     async def story() -> None:
         switch = MemorySwitch("s")
         target = Target("s", switch.connect, sleep=no_wait)
-        target.preset("fabric", [route(1)])
+        target.preset({"fabric": [route(1)]})
         target.start()
         await target.wait_up(BOUND)
         switch.refuse = lambda update: isinstance(update.entity, Entry) and dict(update.entity.params)["port"] == 3
@@ -57,7 +57,7 @@ def test_a_silent_switch_is_told_nothing_and_gets_what_it_lacks_when_it_answers(
     async def story() -> None:
         switch = MemorySwitch("s")
         target = Target("s", switch.connect, sleep=no_wait)
-        target.preset("fabric", [route(1)])
+        target.preset({"fabric": [route(1)]})
         target.start()
         await target.wait_up(BOUND)
         await target.install({"old": [route(2, 2)]})
@@ -74,7 +74,7 @@ def test_a_silent_switch_is_told_nothing_and_gets_what_it_lacks_when_it_answers(
         with pytest.raises(SwitchError, match="s: it does not answer"):
             await target.install({"newer": [route(4, 4)]})
         await target.uninstall(["old"])
-        await target.replace("fabric", [route(5)])
+        await target.replace({"fabric": [route(5)]})
         assert (target.is_up, target.is_heard, target.sessions) == (True, False, 1)
         switch.gate = None
         await target.resume()
@@ -93,7 +93,7 @@ def test_foreign_entries_are_removed_on_connecting() -> None:
         switch.has_pipeline = True
         switch.state = {e.identity: e for e in (route(9, 1), route(9, 5), Multicast(4, ((1, 1),)))}
         target = Target("s", switch.connect, sleep=no_wait)
-        target.preset("fabric", [route(1, 1)])
+        target.preset({"fabric": [route(1, 1)]})
         target.start()
         await target.wait_up(BOUND)
         assert list(switch.state.values()) == [route(1, 1)]
@@ -109,7 +109,7 @@ def test_what_a_comparison_found_is_mended_with_the_next_write() -> None:
     async def story() -> None:
         switch = MemorySwitch("s")
         target = Target("s", switch.connect, sleep=no_wait)
-        target.preset("fabric", [route(1)])
+        target.preset({"fabric": [route(1)]})
         target.start()
         await target.wait_up(BOUND)
         foreign = route(9, 9)
@@ -162,7 +162,7 @@ def test_a_session_that_ends_during_a_failing_write_is_no_error_of_its_own(
             raise SwitchError("s: Write: the primary is another one")
 
         monkeypatch.setattr(switch.sessions[-1], "write", taken)
-        await target.replace("routes", [route(1)])
+        await target.replace({"routes": [route(1)]})
         switch.unreachable = False
         await until(lambda: list(switch.state.values()) == [route(1)])
         await target.stop()

@@ -48,11 +48,11 @@ def test_many_switches_are_written_to_in_many_turns() -> None:
         targets = [Target(switch.name, switch.connect, turns=turns) for switch in switches]
         counting = asyncio.create_task(counted(turn))
         for target in targets:
-            target.preset("fabric", routes(20, 1))
+            target.preset({"fabric": routes(20, 1)})
             target.start()
         for target in targets:
             await target.wait_up(BOUND)
-        await asyncio.gather(*(target.replace("fabric", routes(20, 2)) for target in targets))
+        await asyncio.gather(*(target.replace({"fabric": routes(20, 2)}) for target in targets))
         counting.cancel()
         by_turn: dict[int, int] = {}
         for when, _, updates in written:
@@ -72,7 +72,7 @@ def test_large_writes_go_in_batches() -> None:
     async def story() -> None:
         switch = MemorySwitch("s")
         target = Target("s", switch.connect)
-        target.preset("fabric", routes(600, 1))
+        target.preset({"fabric": routes(600, 1)})
         target.start()
         await target.wait_up(BOUND)
         assert [len(updates) for updates in switch.writes] == [256, 256, 88]
@@ -93,7 +93,7 @@ def test_entries_of_jobs_overtake_routes_also_on_a_switch_that_waits_with_routes
             target.start()
         for target in targets:
             await target.wait_up(BOUND)
-        routing = [asyncio.create_task(target.replace("routes", routes(20, 1))) for target in targets]
+        routing = [asyncio.create_task(target.replace({"routes": routes(20, 1)})) for target in targets]
         await asyncio.sleep(0)
         await targets[-1].install({"job": [Entry(tables.ROUTE, (("dst", (99, 32)),), tables.FORWARD, (("port", 9),))]})
         assert len(switches[-1].state) == 21
