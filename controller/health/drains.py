@@ -32,6 +32,7 @@ class Drains:
         self._fabric = fabric
         self._switches = {switch.name for switch in fabric.switches}
         self._leaf_of = fabric.leaf_of()
+        self._leaves = {*self._leaf_of.values()}
         self._number = {end: number for number, link in enumerate(fabric.links) for end in link.ends}
         self._drained: set[str] = set()
 
@@ -87,7 +88,7 @@ class Drains:
     def without(self, graph: nx.MultiGraph[str], *more: str) -> nx.MultiGraph[str]:
         """The graph without what is drained and without ``more``; leaves always stay in it.  Where that is all of it,
         it is the same one."""
-        names = self._avoided.union(more) - set(self._leaf_of.values())
+        names = self._avoided.union(more) - self._leaves
         if not names:
             return graph
         left = graph.copy()
@@ -118,7 +119,7 @@ class Drains:
 
     def under(self, trees: Sequence[Tree]) -> list[str]:
         """Drained switches and links that these trees use, sorted."""
-        used = {name for tree in trees for fold in tree.folds
+        used = {name for tree in trees if self._drained for fold in tree.folds
                 for name in (fold.switch, self._link(fold.switch, fold.parent_port))}
         return sorted(used & self._avoided)
 
@@ -129,4 +130,4 @@ class Drains:
     @property
     def _avoided(self) -> set[str]:
         """Drained parts that can be avoided: all except leaves."""
-        return self._drained - set(self._leaf_of.values())
+        return self._drained - self._leaves

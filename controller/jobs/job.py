@@ -123,6 +123,8 @@ class Job:
     """The ticket that some of its ranks have by now (`ticket.holders`)."""
     shared: str = ""
     """The common parts of its ranks' plans (`wire.plans`), once a plan was made."""
+    rate: float | None = None
+    """`machines.slowest` of its hosts, likewise."""
     limits: dict[int, RateLimit] = field(default_factory=dict)
     """The rate limit of each rank's requests."""
     tenant: Tenant = field(default_factory=lambda: Tenant(DEFAULT_TENANT))

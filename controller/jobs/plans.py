@@ -51,7 +51,7 @@ def before_connecting(
     staying  as above
     """
     hosts = hosts_of(fabric, job)
-    rate = slowest(fabric, job.hosts)
+    job.rate = slowest(fabric, job.hosts) if job.rate is None else job.rate
     addresses = [fabric.jobs, *([fabric.standby] if fabric.standby else [])]
     job.shared = job.shared or pack(_shared(fabric, job))
     message = streams[0].slots // MESSAGES if streams and job.rc_ranks else 0
@@ -61,8 +61,8 @@ def before_connecting(
         for place, rank in enumerate(stream.ranks):
             mine[rank].append((stream, place))
     return [
-        Plan(job.name, job.epoch, rank, job.world, [], _trees(fabric, mine[rank], hosts, staying), job.reason, [], rate,
-             [], [], _path_mtu(fabric, job), number, job.secret,
+        Plan(job.name, job.epoch, rank, job.world, [], _trees(fabric, mine[rank], hosts, staying), job.reason, [],
+             job.rate, [], [], _path_mtu(fabric, job), number, job.secret,
              fabric_key.rank_secret(key, job.tenant.name, job.name, job.epoch, rank),
              job.ticket if rank in holders else Secret(), bool(holders) and rank not in holders, addresses,
              fold_address=fabric.fold_address(hosts[rank]) if job.joins[rank].kind == "rc" else "",
