@@ -31,6 +31,9 @@ MAX_CHILDREN: Final = 256
 Neighbours = dict[str, list[tuple[str, float]]]
 """The switches beside each switch, in the graph's order, with the rate in bit/s of the first link between them."""
 
+Links = Mapping[str, Mapping[str, Mapping[int, Mapping[str, Any]]]]
+"""The links of a graph by their two ends: its own dictionaries, without the views that `Graph.adj` makes of each."""
+
 _known: Final = WeakKeyDictionary["nx.MultiGraph[str]", Neighbours]()
 """The neighbours in graphs that do not change."""
 MOST_TREES: Final = 16
@@ -126,12 +129,12 @@ def plan(
     No two trees share a link, but for those that carry more together all the same, as some of a torus do.  Raises
     NoTree.
     """
-    leaves = []
+    leaves, links = [], dict(graph.adjacency())
     for rank, host in enumerate(ranks):
-        if host not in graph or graph.degree(host) == 0:
+        if not links.get(host):
             raise NoTree(f"rank {rank}: no link to {host} is up")
-        leaf = next(iter(graph.adj[host]))
-        leaves.append((leaf, Child(host, port(graph, leaf, host), rank)))
+        leaf = next(iter(links[host]))
+        leaves.append((leaf, Child(host, _port(links, leaf, host), rank)))
     near = _neighbours(graph)
     nearest = _nearest(near, {leaf for leaf, _ in leaves})
     if not nearest:
@@ -140,13 +143,13 @@ def plan(
     candidates = [switch for switch in candidates if graph.nodes[switch]["role"] == "spine"] or candidates
     place = {root: place for place, root in enumerate(candidates)}
     preferred = sorted(_interleaved(near, candidates), key=lambda root: (root not in roots, folding.get(root, 0)))
-    trees = [_tree(graph, near, root, leaves) for root in preferred[:max(CANDIDATES, most)]]
+    trees = [_tree(links, near, root, leaves) for root in preferred[:max(CANDIDATES, most)]]
     fitting = [tree for tree in trees if all(len(fold.children) <= MAX_CHILDREN for fold in tree.folds)]
     if not fitting:
         widest = max((fold for fold in trees[0].folds), key=lambda fold: len(fold.children))
         raise NoTree(f"{widest.switch} would fold {len(widest.children)} children, expected at most {MAX_CHILDREN}; "
                      "spread the ranks over more leaves")
-    return sorted(_weighted(graph, fitting, carried, most, roots), key=lambda tree: place[tree.root])
+    return sorted(_weighted(links, fitting, carried, most, roots), key=lambda tree: place[tree.root])
 
 
 def _neighbours(graph: nx.MultiGraph[str]) -> Neighbours:
@@ -198,7 +201,7 @@ def _interleaved(near: Neighbours, roots: Sequence[str]) -> list[str]:
     return [root for turn in zip_longest(*alike.values()) for root in turn if root is not None]
 
 
-def _tree(graph: nx.MultiGraph[str], near: Neighbours, root: str, leaves: Sequence[tuple[str, Child]]) -> Tree:
+def _tree(links: Links, near: Neighbours, root: str, leaves: Sequence[tuple[str, Child]]) -> Tree:
     """The breadth-first tree from a root that reaches all leaves.
 
     leaves  the switch of each rank, and the rank as its child
@@ -212,7 +215,7 @@ def _tree(graph: nx.MultiGraph[str], near: Neighbours, root: str, leaves: Sequen
         while below not in within:
             within.add(below)
             up = parent[below]
-            children.setdefault(up, []).append(Child(below, port(graph, up, below), None))
+            children.setdefault(up, []).append(Child(below, _port(links, up, below), None))
             below = up
 
     folds: list[Fold] = []
@@ -220,7 +223,7 @@ def _tree(graph: nx.MultiGraph[str], near: Neighbours, root: str, leaves: Sequen
     for switch in queue:
         queue += [child.node for child in children[switch] if child.rank is None]
         above = None if switch == root else parent[switch]
-        folds.append(Fold(switch, tuple(children[switch]), above, port(graph, switch, above) if above else 0))
+        folds.append(Fold(switch, tuple(children[switch]), above, _port(links, switch, above) if above else 0))
     return Tree(root, 1.0, tuple(folds))
 
 
@@ -315,21 +318,21 @@ def room_beside(rate: float, carried: float) -> float:
     return rate * rate / (rate + carried)
 
 
-def port(graph: nx.MultiGraph[str], here: str, there: str) -> int:
+def _port(links: Links, here: str, there: str) -> int:
     """The port of node ``here`` that leads to its neighbour ``there``: the first of parallel links."""
-    data = graph.adj[here][there]
+    data = links[here][there]
     return int(data[min(data)]["ports"][here])
 
 
 def _weighted(
-    graph: nx.MultiGraph[str], trees: Sequence[Tree], carried: Mapping[int, float], most: int, kept: Collection[str]
+    between: Links, trees: Sequence[Tree], carried: Mapping[int, float], most: int, kept: Collection[str]
 ) -> list[Tree]:
     """The trees that carry the most together, ``most`` at the most, with weights in proportion to what each carries.
 
     trees  in the order of preference
     kept   roots whose trees are taken whatever they share
     """
-    links = [[_link(graph, f.switch, f.parent) for f in tree.folds if f.parent is not None] for tree in trees]
+    links = [[_link(between, f.switch, f.parent) for f in tree.folds if f.parent is not None] for tree in trees]
     rates = {link: rate for tree in links for link, rate in tree}
     stated = None not in rates.values() and all(links)  # a tree without rates is not comparable
     room = {link: room_beside(rate, carried.get(link, 0.0)) if stated and rate else 1.0 for link, rate in rates.items()}
@@ -363,7 +366,7 @@ def _weighted(
             for tree, share in zip(chosen, shares, strict=True)]
 
 
-def _link(graph: nx.MultiGraph[str], a: str, b: str) -> tuple[int, float | None]:
+def _link(links: Links, a: str, b: str) -> tuple[int, float | None]:
     """Number and rate of the link of trees between two switches, the first of parallel ones."""
-    data = graph.adj[a][b]
+    data = links[a][b]
     return min(data), data[min(data)]["rate"]
