@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from netfold.host.api.communicator import Communicator
 from netfold.host.api.group import Group
 from netfold.testing import on_every_rank
 from support import combinations, needs
@@ -13,7 +14,7 @@ from support import combinations, needs
 @pytest.mark.parametrize("name", combinations.COLUMNS)
 def test_the_page_says_what_carries_each_call(name: str) -> None:
     """Each cell of a column is called by all ranks, with checked results, and stands on the page."""
-    if name == "verbs":
+    if "verbs" in name:
         needs.require("verbs")
     written = {row: cells[name] for row, cells in on_the_page().items()}
     assert {row: written[row] for row in combinations.FEATURES} == combinations.column(name), (
@@ -24,7 +25,7 @@ def test_the_page_says_what_carries_each_call(name: str) -> None:
 @pytest.mark.parametrize("name", combinations.COLUMNS)
 def test_the_page_says_why_calls_do_not_fold(name: str) -> None:
     """Each that does not is refused by name, with the words on the page."""
-    if name == "verbs":
+    if "verbs" in name:
         needs.require("verbs")
     assert refused_on_the_page()[name] == combinations.refusals(name), (
         "docs/combinations.md is old: .venv/bin/python tests/support/combinations.py"
@@ -39,16 +40,22 @@ def test_the_page_has_nothing_else() -> None:
 
 
 def test_two_jobs_of_the_same_nics_fold_at_once() -> None:
-    """Each by queue pairs of its own; all ranks of both call at the same time."""
+    """Each by queue pairs of its own, and a group of each; all ranks of both call at the same time."""
     needs.require("verbs")
-    with combinations.verbs_jobs("one", "two") as jobs:
+
+    def work(comm: Communicator) -> None:
+        group = comm.group([2, 0]) if comm.rank != 1 else None
         for _ in range(3):
-            everybody = [comm for comms in jobs for comm in comms]
-            for error in on_every_rank(everybody, lambda comm: combinations.FEATURES["... of int32"].call(
-                    comm, comm.rank, comm.size)):
-                assert error is None, error
-        assert {comm.flight()[-1].path for comms in jobs for comm in comms} == {"verbs"}
-    assert combinations.OTHERS["verbs"][combinations.BESIDE] == combinations.FOLDS
+            for ranks in (comm, group):
+                if ranks is not None:
+                    combinations.FEATURES["... of int32"].call(ranks, ranks.rank, ranks.size)
+        assert {record.path for record in comm.flight()} == {"verbs"}
+
+    with combinations.verbs_jobs("one", "two") as jobs:
+        for error in on_every_rank([comm for comms in jobs for comm in comms], work):
+            assert error is None, error
+    for name in ("verbs", "a group over verbs"):
+        assert combinations.OTHERS[name][combinations.BESIDE] == combinations.FOLDS
 
 
 def test_groups_do_not_change_their_ranks() -> None:

@@ -13,14 +13,18 @@ and go on as they were.  It ends when its ranks leave, or when its job ends.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgspec import structs
 
+from netfold.controller.jobs import quotas
 from netfold.controller.jobs.admission import refuse
 from netfold.controller.jobs.job import GROUP_MARK, Job
 from netfold.controller.jobs.registry import Registry
+from netfold.fabric.pools import Exhausted
+from netfold.fabric.slots import Sizes
+from netfold.fabric.trees import Tree
 from netfold.rpc.rpc import Code
 from netfold.wire.jobs import GroupOf, Join
 
@@ -96,6 +100,20 @@ def idle(job: Job, others: Iterable[Job], now: float) -> Job | None:
         and any(wanted & stream.bases.keys() for stream in other.streams)
     ]
     return min(found, key=lambda other: other.used, default=None)
+
+
+def left_by_nics(parent: Job, others: Iterable[Job], planned: Sequence[Tree], sizes: Sizes) -> int:
+    """Slots of any one switch that the groups with RDMA NICs of a job leave for another one.  They keep theirs while
+    they are idle, since NICs cannot go on over TCP with what they have under way: together they have no more than a job
+    may have.  Raises Exhausted if that is not enough for a group.
+
+    others  the job's groups
+    """
+    kept = quotas.held(planned, (other for other in others if other.rc_ranks))
+    if sizes.quota - kept < 2 * sizes.agreement:
+        raise Exhausted(f"the groups of {parent} with RDMA NICs keep {kept} slots of one switch, of {sizes.quota} that "
+                        f"they may have together, and another one needs {2 * sizes.agreement}: close some")
+    return sizes.quota - kept
 
 
 def _listed(ranks: Iterable[int]) -> str:

@@ -174,8 +174,10 @@ class Planning:
         if parent is None:
             raise Refusal(Code.ABORTED, f"{job}: the job of which it is a group has ended")
         planned = await plan(most)
-        planned, share = shares.fitted(planned, self._allocator.sizes, len(groups),
-                                       shares.share(graph, job.hosts, parent.hosts), self._allocator.free(planned),
+        free, sizes = self._allocator.free(planned), self._allocator.sizes
+        if job.rc_ranks:
+            free = min(free, group_plans.left_by_nics(parent, self._registry.groups_of(parent), planned, sizes))
+        planned, share = shares.fitted(planned, sizes, len(groups), shares.share(graph, job.hosts, parent.hosts), free,
                                        roots)
         job.trees = job.first_trees = planned
         job.sessions = self._placement.sessions(job.trees)

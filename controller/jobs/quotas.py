@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from netfold.controller.jobs.job import Job
@@ -59,9 +59,13 @@ def room(tenant: Tenant, planned: Sequence[Tree], jobs: Sequence[Job]) -> int | 
     """
     if tenant.slots is None:
         return None
-    held: Counter[str] = Counter()
+    return max(0, tenant.slots - held(planned, (job for job in jobs if job.tenant.name == tenant.name)))
+
+
+def held(planned: Sequence[Tree], jobs: Iterable[Job]) -> int:
+    """Most slots that these jobs hold together of any one switch of these trees."""
+    found: Counter[str] = Counter()
     for job in jobs:
-        if job.tenant.name == tenant.name:
-            for stream in job.streams:
-                held.update(dict.fromkeys(stream.bases, stream.slots))
-    return max(0, tenant.slots - max((held[fold.switch] for tree in planned for fold in tree.folds), default=0))
+        for stream in job.streams:
+            found.update(dict.fromkeys(stream.bases, stream.slots))
+    return max((found[fold.switch] for tree in planned for fold in tree.folds), default=0)

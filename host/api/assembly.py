@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from netfold.host import shared_log
 from netfold.host.api import several_rails
-from netfold.host.api.folding import open_fold
+from netfold.host.api.folding import connect, open_fold
 from netfold.host.api.group_folds import GroupFolds
 from netfold.host.api.join_settings import FOLDING, JoinSettings, check_rails
 from netfold.host.api.one_rail_groups import GroupMeans, JoinedGroup, of_one_rail
@@ -29,6 +29,7 @@ from netfold.host.client.plans import check_plan, fabric_of, path_reason, ring_o
 from netfold.host.collectives.open_on_all import Unfit
 from netfold.host.environment import ADDRESS_VARIABLE
 from netfold.host.errors import JoinRefused, PlanError
+from netfold.host.innet.fold import FoldRail
 from netfold.host.mesh.sockets import listen
 from netfold.host.native.sockets import copy_of
 from netfold.host.opening.open_mesh import open_mesh
@@ -40,7 +41,7 @@ from netfold.host.rails.policy import RailOptions
 from netfold.host.selection.choice import INNET
 from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.measure import Measured
-from netfold.host.selection.peers import AUTO, Peers
+from netfold.host.selection.peers import Peers
 from netfold.host.tracing.flight import Flight
 from netfold.host.tracing.timeline import Timeline, timeline_from_environment
 from netfold.rpc.channel import CONTROLLER_VARIABLE
@@ -221,7 +222,7 @@ def _of_membership(
     folds = _folds_of_groups(membership, settings, timeline, coding.lane_bits)
     groups, members = (folds, ()) if group_of is None else (group_of[0].folds, group_of[1])
     prospect = None
-    if groups is not None and group_of is not None and plan.world > 1 and rail in ("auto", INNET):
+    if groups is not None and group_of is not None and plan.world > 1 and rail in ("auto", *FOLDING):
         prospect = groups.of(members)
     if rail in FOLDING and plan.world > 1 and not plan.folds and prospect is None:
         raise PlanError(
@@ -256,9 +257,12 @@ def _of_membership(
         if plan.world > 1 and rail in ("auto", *FOLDING) and not helpers:
             if plan.folds:
                 try:
+                    connected = connect(
+                        membership, rail, settings.address, settings.timeout, timeline, coding.lane_bits
+                    )
                     switches = open_fold(
-                        membership, peers, rail, settings.address, own, settings.timeout, timeline, shared=shared,
-                        lane_bits=coding.lane_bits,
+                        membership, peers, settings.address, own, connected, settings.timeout, timeline,
+                        falls_back=rail == "auto", lane_bits=coding.lane_bits,
                     )
                     undo.callback(switches.close)
                     membership.steer(switches)
@@ -298,32 +302,34 @@ def _folds_of_groups(
     plan, client = membership.plan, membership.client
     if client is None or plan.world == 1 or settings.helpers:
         return None
-    refusal = ""
-    if settings.rail in ("tcp", "roce"):
-        refusal = f"asked for by rail={settings.rail!r}"
-    elif settings.rail == "verbs" or plan.verb == "send":
-        refusal = "ranks with RDMA NICs fold for all ranks of their job alone"
+    refusal = f"asked for by rail={settings.rail!r}" if settings.rail in ("tcp", "roce") else ""
+    kind = settings.rail if settings.rail == "verbs" else INNET
 
     def join_group(members: Sequence[int], number: int, patience: float) -> JoinedGroup:
-        receiver, lacks = own_port(INNET, settings.address)
+        receiver, lacks = own_port(kind, settings.address)
         try:
             made, its = client.join_group(
-                membership.plan, members, number, lane_bits, udp_port_of(receiver), lacks, patience
+                membership.plan, members, number, lane_bits, udp_port_of(receiver), lacks, patience,
+                kind="rc" if kind == "verbs" else "windowed",
             )
         except BaseException:
             if receiver is not None:
                 receiver.close()
             raise
-        return JoinedGroup(made, its, receiver)
+        return JoinedGroup(Membership(made, its), receiver)
 
-    def open_rail(group: Membership, peers: Peers, receiver: socket.socket | None) -> FoldingRail:
-        shared = any(len(ranks) > 1 for ranks in group.plan.machines)
+    def connect_group(group: Membership) -> FoldRail | None:
+        return connect(group, kind, settings.address, settings.timeout, timeline, lane_bits)
+
+    def open_rail(
+        group: Membership, peers: Peers, receiver: socket.socket | None, connected: FoldRail | None
+    ) -> FoldingRail:
         return open_fold(
-            group, peers, AUTO, settings.address, receiver, settings.timeout, timeline, shared=shared,
+            group, peers, settings.address, receiver, connected, settings.timeout, timeline, falls_back=True,
             lane_bits=lane_bits,
         )
 
     return of_one_rail(GroupMeans(
-        refusal, join=join_group, open=open_rail, timeout=settings.timeout,
-        me=f"job {plan.job!r}, rank {plan.rank} of {plan.world}", always=settings.rail == INNET,
+        refusal, join=join_group, connect=connect_group, open=open_rail, timeout=settings.timeout,
+        me=f"job {plan.job!r}, rank {plan.rank} of {plan.world}", always=settings.rail in FOLDING,
     ))

@@ -18,41 +18,54 @@ from netfold.host.selection.peers import Peers
 from netfold.host.tracing.timeline import Timeline
 
 
+def connect(
+    membership: Membership, rail: str, address: str, timeout: float, timeline: Timeline | None, lane_bits: LaneBits
+) -> FoldRail | None:
+    """Opens the rail "verbs", whose queue pairs it connects with those of all other RC ranks: they wait for each other,
+    and what one of them lacks, the controller tells the others.  None for all other kinds of rails.  Raises what
+    ``VerbsRail`` raises.
+
+    lane_bits  lane width of the job, in bits
+    """
+    if rail != "verbs":
+        return None
+    from netfold.host.verbs.devices import port_of
+    from netfold.host.verbs.rail import VerbsRail
+
+    return VerbsRail(
+        membership.plan, address, port_of(address), timeout=timeout, control=membership.fold_control(timeout),
+        timeline=timeline, lane_bits=lane_bits,
+    )
+
+
 def open_fold(
-    membership: Membership, peers: Peers, rail: str, address: str, receiver: socket.socket | None, timeout: float,
-    timeline: Timeline | None, *, shared: bool, lane_bits: LaneBits,
+    membership: Membership, peers: Peers, address: str, receiver: socket.socket | None, connected: FoldRail | None,
+    timeout: float, timeline: Timeline | None, *, falls_back: bool, lane_bits: LaneBits,
 ) -> FoldingRail:
     """Opens the rail over the plan's trees.  All ranks call it together, whatever kinds of rails they have.
 
-    receiver   socket bound to the rank's UDP port, for a rail of windowed end points; taken over
-    shared     True if some machines have several ranks
-    lane_bits  lane width of the job, in bits
+    receiver    socket bound to the rank's UDP port, for a rail of windowed end points; taken over
+    connected   the rail of an RC rank (``connect``); taken over
+    falls_back  as of ``FoldRail``
+    lane_bits   lane width of the job, in bits
     Raises Unfit on all ranks if one of them cannot fold.
     """
-    plan, control, auto = membership.plan, membership.fold_control(timeout), rail == "auto"
+    plan = membership.plan
     agree = _agreement(membership, peers.mesh, timeout)
-    if shared:
-        return ParallelFold(
-            plan, peers, agree, address, receiver, timeout=timeout, control=control, timeline=timeline, falls_back=auto
-        )
 
     def open_() -> FoldRail:
-        if rail != "verbs":
-            return FoldRail(
-                plan, address, receiver=receiver, timeout=timeout, control=control, timeline=timeline, falls_back=auto,
-                lane_bits=lane_bits,
-            )
-        from netfold.host.verbs.devices import port_of
-        from netfold.host.verbs.rail import VerbsRail
-
-        return VerbsRail(
-            plan, address, port_of(address), timeout=timeout, control=control, timeline=timeline, lane_bits=lane_bits
+        return connected if connected is not None else FoldRail(
+            plan, address, receiver=receiver, timeout=timeout, control=membership.fold_control(timeout),
+            timeline=timeline, falls_back=falls_back, lane_bits=lane_bits,
         )
 
-    # RC ranks wait for each other before they come here: what one of them lacks, the controller tells the others
-    alone = open_() if rail == "verbs" else None
+    if any(len(ranks) > 1 for ranks in plan.machines):
+        return ParallelFold(
+            plan, peers, agree, address, receiver, timeout=timeout, control=membership.fold_control(timeout),
+            timeline=timeline, falls_back=falls_back,
+        )
     with peers.mesh.operation(Call(0, "the ranks open what they fold with")):
-        opened = open_on_all(agree, open_ if alone is None else lambda: alone, FoldRail.close)
+        opened = open_on_all(agree, open_, FoldRail.close)
     if isinstance(opened, Unfit):
         raise opened
     return opened

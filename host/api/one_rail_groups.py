@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folds of the groups of a communicator that has one rail: a group opens one of its own (``group_folds``)."""
+"""The folds of the groups of a communicator that has one rail: a group opens one of its own (``group_folds``).
+
+A rank with an RDMA NIC connects its queue pairs before it says that it has a plan: windowed ranks get theirs once all
+NICs are known.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from netfold.host.api.group_folds import FINAL, GroupFold, GroupFolds, GroupTerms, Word
-from netfold.host.client.jobs import JobClient
 from netfold.host.client.membership import Membership
 from netfold.host.client.plans import check_plan
 from netfold.host.collectives.open_on_all import Unfit
 from netfold.host.errors import JobEnded, JoinRefused, NetFoldError, PlanError
+from netfold.host.innet.fold import FoldRail
 from netfold.host.operation.rail import FoldingRail, RailStats
 from netfold.host.selection.peers import Peers
 from netfold.host.selection.prospect import OpenedFold
@@ -24,24 +28,17 @@ from netfold.wire.jobs import Plan
 class JoinedGroup(NamedTuple):
     """A group that this rank has joined at the controller."""
 
-    plan: Plan
-    client: JobClient
-    """The connection to the controller for this group."""
+    membership: Membership
     receiver: socket.socket | None
     """The socket at which results arrive, if the rail has one."""
 
-    def leave(self) -> None:
-        """Leaves the group, before anything was opened."""
+    def leave(self, reason: str = "") -> None:
+        """Leaves the group, before it folds."""
         try:
-            self.client.leave(RailStats().report(self.plan))
+            _leave(self.membership, RailStats(), reason)
         finally:
-            self.close()
-
-    def close(self) -> None:
-        """Closes the connection and the socket."""
-        self.client.close()
-        if self.receiver is not None:
-            self.receiver.close()
+            if self.receiver is not None:
+                self.receiver.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +46,15 @@ class GroupMeans(GroupTerms):
     """The functions by which a communicator of one rail opens the folds of its groups.
 
     join      joins a group of these ranks with this number and timeout
-    open      opens the rail of a group's plan, over the group's ranks, with the socket at which results arrive, which
-              it takes over; raises Unfit on all of them if one cannot
+    connect   opens the rail of an RC rank, whose queue pairs it connects with those of all other ones; None where this
+              rank has none
+    open      opens the rail of a group's plan, over the group's ranks, with the socket at which results arrive and the
+              rail that is connected, both of which it takes over; raises Unfit on all of them if one cannot
     """
 
     join: Callable[[Sequence[int], int, float], JoinedGroup]
-    open: Callable[[Membership, Peers, socket.socket | None], FoldingRail]
+    connect: Callable[[Membership], FoldRail | None] = lambda membership: None
+    open: Callable[[Membership, Peers, socket.socket | None, FoldRail | None], FoldingRail]
 
 
 class OneRail(GroupFold):
@@ -68,18 +68,23 @@ class OneRail(GroupFold):
         asked = self._ask(hosts)
         if asked is None:
             return None
-        number, _ = asked
+        mine, joined, connected = Word(), None, None
+        try:
+            joined, connected = self._join(asked[0])
+        except JoinRefused as refused:
+            mine = Word(False, refused.code in FINAL, 0, refused.said or str(refused))
+        except (NetFoldError, OSError, MemoryError, ValueError) as error:
+            mine = Word(False, False, 0, str(error))
         with ExitStack() as undo:
-            joined, mine = self._join(number)
             if joined is not None:
                 undo.callback(joined.leave)
+            if connected is not None:
+                undo.callback(connected.close)
             if self._agree(hosts, "having plans", mine) is None or joined is None:
                 return None
-            undo.pop_all()
-            membership = Membership(joined.plan, joined.client)
-            undo.callback(_leave, membership, RailStats())
+            membership = joined.membership
             try:
-                rail = self._means.open(membership, hosts, joined.receiver)
+                rail = self._means.open(membership, hosts, joined.receiver, connected)
             except Unfit as unfit:
                 self._fail(unfit.lacking, never=False)
                 return None
@@ -87,28 +92,29 @@ class OneRail(GroupFold):
             membership.steer(rail)
             membership.on_tell(progress)
             undo.pop_all()
-        trees = joined.plan.trees
-        names = ", ".join(tree.name for tree in trees)
+        plan = membership.plan
+        names = ", ".join(tree.name for tree in plan.trees)
         self._hold(_Fold(membership, rail),
-                   f"the controller planned {len(trees)} tree(s) for this group, {joined.plan.job!r}: {names}")
+                   f"the controller planned {len(plan.trees)} tree(s) for this group, {plan.job!r}: {names}")
         return OpenedFold(hosts, switches=rail)
 
-    def _join(self, number: int) -> tuple[JoinedGroup | None, Word]:
-        """Joins the group at the controller.  Returns the joined group, and this rank's report."""
+    def _join(self, number: int) -> tuple[JoinedGroup, FoldRail | None]:
+        """Joins the group at the controller, and connects queue pairs if this rank has any.  Returns the joined group,
+        and the rail that is connected.  If that fails, this rank has left, so that no other one waits for it."""
+        joined = self._means.join(self._members, number, self._means.within)
         try:
-            joined = self._means.join(self._members, number, self._means.within)
-        except JoinRefused as refused:
-            return None, Word(False, refused.code in FINAL, 0, refused.said or str(refused))
-        except (NetFoldError, OSError, ValueError) as error:
-            return None, Word(False, False, 0, str(error))
-        try:
-            check_plan(joined.plan)
-            if joined.plan.world != len(self._members) or not joined.plan.folds:
-                raise PlanError(f"{joined.plan.job!r}: a plan for {joined.plan.world} ranks with "
-                                f"{len(joined.plan.trees)} trees: expected {len(self._members)}, and some")
-        except PlanError as error:
-            return joined, Word(False, False, 0, str(error))
-        return joined, Word()
+            self._check(joined.membership.plan)
+            return joined, self._means.connect(joined.membership)
+        except BaseException as error:
+            joined.leave(str(error))
+            raise
+
+    def _check(self, plan: Plan) -> None:
+        """Raises PlanError for a plan by which this group cannot fold."""
+        check_plan(plan)
+        if plan.world != len(self._members) or not plan.folds:
+            raise PlanError(f"{plan.job!r}: a plan for {plan.world} ranks with {len(plan.trees)} trees: expected "
+                            f"{len(self._members)}, and some")
 
 
 class _Fold(NamedTuple):

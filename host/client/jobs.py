@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import grpc
 import msgspec
@@ -184,7 +184,7 @@ class JobClient:
 
     def join_group(
         self, plan: Plan, members: Sequence[int], number: int, lane_bits: int, udp_port: int, lacks: str,
-        timeout: float,
+        timeout: float, *, kind: Literal["windowed", "rc"],
     ) -> tuple[Plan, JobClient]:
         """Joins a group of some ranks of this rank's job, which folds by itself.  Returns this rank's plan there, and
         a connection of its own for it.  Raises JoinRefused, PlanError.
@@ -192,7 +192,7 @@ class JobClient:
         plan     this rank's in the job
         members  the ranks there, in the group's order
         number   which the group of these members has for itself (`wire.jobs.GroupOf`)
-        udp_port, lacks  as in `Join`
+        udp_port, lacks, kind  as in `Join`
         timeout  seconds to wait for the other members
         """
         client = JobClient(",".join(self._connection.addresses), token=self._token)
@@ -201,7 +201,7 @@ class JobClient:
             group = GroupOf(plan.job, plan.epoch, plan.rank, plan.rank_secret, list(members), number)
             return client.join(Join(
                 plan.job, len(members), group.members.index(plan.rank), mine.address, mine.tcp, plan.path_mtu,
-                timeout=timeout, lane_bits=lane_bits, udp_port=udp_port, lacks=lacks, group=group,
+                timeout=timeout, lane_bits=lane_bits, kind=kind, udp_port=udp_port, lacks=lacks, group=group,
             )), client
         except BaseException:
             client.close()

@@ -58,9 +58,6 @@ WHY: Final = """
 RDMA NICs sums fold in lanes of the job's own width (`lane_bits` of `join`), so in narrow lanes where the job has them.
 
 """
-GROUPLESS: Final = ("verbs",)
-"""Columns whose groups do not fold."""
-OF_SOME: Final = "allreduce of a group of some ranks"
 
 
 @dataclass(frozen=True)
@@ -109,9 +106,9 @@ def group() -> Iterator[Ranks]:
 
 
 @contextmanager
-def verbs_jobs(*names: str) -> Iterator[list[list[Communicator]]]:
+def verbs_jobs(*names: str, world: int = 3) -> Iterator[list[list[Communicator]]]:
     """The communicators of each of these jobs on the same hosts, by the queue pairs of their RDMA devices."""
-    net, world = subnet(), 3
+    net = subnet()
     addresses = [f"{net}.{rank + 1}" for rank in range(world)]
     with tempfile.TemporaryDirectory() as folder, fake_devices():
         where = f"unix:{folder}/jobs"
@@ -130,6 +127,14 @@ def verbs() -> Iterator[Ranks]:
     """All ranks of a job by the queue pairs of RDMA devices."""
     with verbs_jobs("verbs") as (comms,):
         yield Ranks(comms, dict(enumerate(comms)))
+
+
+@contextmanager
+def group_over_verbs() -> Iterator[Ranks]:
+    """Three of the four ranks of a job by the queue pairs of RDMA devices, with queue pairs of their own."""
+    chosen = [0, 1, 3]
+    with verbs_jobs("verbs", world=4) as (comms,):
+        yield Ranks(comms, {rank: comms[rank].group(chosen) for rank in chosen})
 
 
 @contextmanager
@@ -153,6 +158,7 @@ COLUMNS: Final[dict[str, Callable[[], AbstractContextManager[Ranks]]]] = {
     "innet, 2, 1 and 1 ranks": lambda: machines(2, 1, 1),
     "a group of some ranks": group,
     "verbs": verbs,
+    "a group over verbs": group_over_verbs,
     "several rails": rails,
     "a group over several rails": group_over_rails,
 }
@@ -283,6 +289,7 @@ LIVES: Final = {
 OTHERS: Final = {
     "a group of some ranks": {GOES: ANEW, COMES: ANEW, BESIDE: FOLDS},
     "verbs": {GOES: FOLDS, COMES: FOLDS, BESIDE: FOLDS},
+    "a group over verbs": {GOES: ANEW, COMES: ANEW, BESIDE: FOLDS},
     "several rails": {GOES: FOLDS, COMES: FOLDS, BESIDE: FOLDS},
     "a group over several rails": {GOES: ANEW, COMES: ANEW, BESIDE: FOLDS},
 }
@@ -315,8 +322,7 @@ def column(name: str) -> dict[str, str]:
 
 
 def refusals(name: str) -> dict[str, str]:
-    """Why the calls of one column that do not fold are refused where they are asked to by name, by row; those of a
-    group of its ranks, too, where that never folds."""
+    """Why the calls of one column that do not fold are refused where they are asked to by name, by row."""
 
     def refused(group: Group, call: Callable[[Group], object]) -> str:
         try:
@@ -325,19 +331,15 @@ def refusals(name: str) -> dict[str, str]:
             return str(error).removeprefix("algorithm='innet': ").partition("; expected")[0]
         raise AssertionError("expected a refusal")
 
-    def each(ranks: Ranks, groups: Mapping[int, Group], call: Callable[[Group], object]) -> str:
-        (why,) = set(on_every_rank([ranks.comms[rank] for rank in groups],
-                                   lambda comm: refused(groups[comm.rank], call)))
+    def each(ranks: Ranks, call: Callable[[Group], object]) -> str:
+        (why,) = set(on_every_rank([ranks.comms[rank] for rank in ranks.callers],
+                                   lambda comm: refused(ranks.callers[comm.rank], call)))
         assert isinstance(why, str), why
         return why
 
     with COLUMNS[name]() as ranks:
         cells = {row: cell(ranks, FEATURES[row]) for row in BY_NAME}
-        found = {row: each(ranks, ranks.callers, call) for row, call in BY_NAME.items() if cells[row] != FOLDS}
-        if name in GROUPLESS:
-            some = {rank: ranks.comms[rank].group([0, 1]) for rank in (0, 1)}
-            found[OF_SOME] = each(ranks, some, lambda group: group.allreduce(own(0), algorithm="innet"))
-    return found
+        return {row: each(ranks, call) for row, call in BY_NAME.items() if cells[row] != FOLDS}
 
 
 def page(columns: Mapping[str, Mapping[str, str]], why: Mapping[str, Mapping[str, str]]) -> str:

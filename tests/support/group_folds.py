@@ -183,7 +183,7 @@ def on_ranks(
     """Results of ``work`` on each rank's communicator, whose folds are closed at the end."""
 
     def one(mesh: Mesh) -> Any:
-        def open_rail(group: Membership, peers: Peers, receiver: None) -> Any:
+        def open_rail(group: Membership, peers: Peers, receiver: None, connected: Any) -> Any:
             members, number = _parsed(group.plan.job)
 
             def open_() -> MemoryFold:
@@ -199,7 +199,7 @@ def on_ranks(
 
         def join(members: Sequence[int], number: int, timeout: float) -> JoinedGroup:
             plan = switches.join(mesh.rank, tuple(members), number)
-            return JoinedGroup(plan, _Client(switches, plan.job), None)
+            return JoinedGroup(Membership(plan, _Client(switches, plan.job)), None)  # type: ignore[arg-type]
 
         groups = of_one_rail(GroupMeans(
             refusal(mesh.rank), 10.0, f"rank {mesh.rank}", always, join=join, open=open_rail))

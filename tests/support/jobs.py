@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from netfold.wire.jobs import (
     SERVICE,
     Done,
     Event,
+    GroupOf,
     Join,
     Leave,
     Plan,
@@ -76,6 +77,15 @@ def watching(plan: Plan, heard: int = 0) -> Watch:
     """The request by which a rank registers."""
     return Watch(plan.job, plan.rank, plan.epoch, plan.rank_secret, plan.ticket, plan.waits, plan.round,
                  plan.folds and not plan.stand_in, heard)
+
+
+def of(plans: Sequence[Plan], members: Sequence[int], rank: int, number: int = 1, **changes: Any) -> Join:
+    """The request of a rank to join the group of these ranks of a job."""
+    parent = plans[members[rank]]
+    group = GroupOf(parent.job, parent.epoch, parent.rank, parent.rank_secret, list(members), number)
+    mine = parent.peers[parent.rank]
+    return msgspec.structs.replace(
+        Join(parent.job, len(members), rank, mine.address, mine.tcp, 0, timeout=5.0, group=group), **changes)
 
 
 @dataclass

@@ -42,7 +42,7 @@ from support.verbs import MAXIMUM, MTU_4096, fake, fold_address
 
 
 class VerbsJobs(LoopbackJobs):
-    """Jobs of RC ranks over one tree.  A rail that has died joins again as a job of another name.
+    """Jobs of RC ranks over one tree, and groups of theirs.  A rail that has died joins again as a job of another name.
 
     reforms  ranks may go on without those that have left, and with new ones
     """
@@ -56,7 +56,11 @@ class VerbsJobs(LoopbackJobs):
         self.world = world
         self.pairs: dict[int, list[OwnPairs]] = {}
         """By rank: the queue pairs that it has made last."""
-        self._joined: dict[str, dict[int, Join]] = {}
+        self.left: list[str] = []
+        """Names of the groups that ranks have left, once for each rank."""
+        self.reasons: dict[str, str] = {}
+        """The first one with which a rank has left a group, by its name."""
+        self._joined: dict[tuple[str, int], dict[int, Join]] = {}
         self._secrets: dict[str, Secret] = {}
         self._made: dict[tuple[str, int], dict[int, list[OwnPairs]]] = {}
         """Of each incarnation of a job, by name and epoch: the queue pairs of its ranks."""
@@ -86,15 +90,19 @@ class VerbsJobs(LoopbackJobs):
         assert request.kind == "rc"
         if request.joining:
             return await self._admitted(request)
-        rank, world = request.rank, self.world
+        rank, world, group = request.rank, request.world, request.group
+        job, epoch = (request.job, 1) if group is None else (
+            f"{group.job}#{'-'.join(map(str, group.members))}.{group.number}", group.epoch)
         async with self._changed:
-            joins = self._joined.setdefault(request.job, {})
-            joins[rank] = self.joins[rank] = request
-            self._secrets.setdefault(request.job, draw())
+            joins = self._joined.setdefault((job, epoch), {})
+            joins[rank] = request
+            if group is None:
+                self.joins[rank] = request
+            self._secrets.setdefault(job, draw())
             self._changed.notify_all()
             await asyncio.wait_for(self._changed.wait_for(lambda: len(joins) == world), request.timeout)
-        self._peers[request.job, 1] = [Peer(r, join.address, join.tcp) for r, join in sorted(joins.items())]
-        return self._plan(request.job, 1, rank)
+        self._peers[job, epoch] = [Peer(r, join.address, join.tcp) for r, join in sorted(joins.items())]
+        return self._plan(job, epoch, rank)
 
     def _plan(self, job: str, epoch: int, rank: int) -> Plan:
         peers = self._peers[job, epoch]
@@ -158,6 +166,9 @@ class VerbsJobs(LoopbackJobs):
     async def leave(self, request: Leave) -> Done:
         async with self._changed:
             self._gone.add((request.job, request.epoch, request.rank))
+            if "#" in request.job:
+                self.left.append(request.job)
+                self.reasons.setdefault(request.job, request.reason)
             self._changed.notify_all()
         return Done()
 
@@ -175,7 +186,7 @@ class VerbsJobs(LoopbackJobs):
             known = len(made.keys() - {request.rank}) == world - 1
             made[request.rank] = self.pairs[request.rank] = request.pairs
             if known:
-                if request.job in self._connected:  # its queue pairs are made anew
+                if request.job in self._connected and "#" not in request.job:  # its queue pairs are made anew
                     self.lib.fake_forget()
                 self._connected.add(request.job)
                 numbers, bits = C.c_uint32 * world, self.joins[request.rank].lane_bits
@@ -184,8 +195,12 @@ class VerbsJobs(LoopbackJobs):
                     into = numbers(*(made[r][place].in_qp for r in range(world)))
                     self.lib.fake_stream(world, out, into, MAXIMUM if place % 2 else bits)
             self._changed.notify_all()
-            everybody = self._changed.wait_for(lambda: len(made) == world)
+            gone = [(*key, rank) for rank in range(world)]
+            everybody = self._changed.wait_for(lambda: len(made) == world or not self._gone.isdisjoint(gone))
             await asyncio.wait_for(everybody, request.timeout)
+            if len(made) < world:
+                why = self.reasons.get(request.job)
+                raise rpc.Refusal(rpc.Code.FAILED_PRECONDITION, f"{request.job} has ended: {why}")
         after, before = (made[(request.rank + step) % world] for step in (1, -1))
         return Connected([
             NeighbourPairs(peer_qp=a.in_qp, predecessor_qp=b.out_qp, peer_address=0, peer_rkey=0)

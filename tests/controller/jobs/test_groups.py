@@ -17,7 +17,6 @@ from netfold.wire.jobs import (
     GroupOf,
     Halt,
     JobEndedEvent,
-    Join,
     Plan,
     RankLost,
     RankReport,
@@ -27,17 +26,8 @@ from netfold.wire.jobs import (
     Tell,
 )
 from support.controller import BOUND, run, until
-from support.jobs import Code, Rig, restarted, rig
+from support.jobs import Code, Rig, of, restarted, rig
 from support.recovery import resume
-
-
-def of(plans: Sequence[Plan], members: Sequence[int], rank: int, number: int = 1, **changes: Any) -> Join:
-    """The request of a rank to join the group of these ranks of a job."""
-    parent = plans[members[rank]]
-    group = GroupOf(parent.job, parent.epoch, parent.rank, parent.rank_secret, list(members), number)
-    mine = parent.peers[parent.rank]
-    return msgspec.structs.replace(
-        Join(parent.job, len(members), rank, mine.address, mine.tcp, 0, timeout=5.0, group=group), **changes)
 
 
 async def group(r: Rig, plans: Sequence[Plan], members: Sequence[int], number: int = 1) -> list[Plan]:

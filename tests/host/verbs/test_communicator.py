@@ -146,7 +146,7 @@ CALLS: dict[str, tuple[Callable[[Communicator], Any], Callable[[int], Any], str]
     "barrier": (lambda c: c.barrier(), lambda r: None, "verbs"),
     "messages": (from_left, lambda r: ALL[r - 1], "tcp"),
     "a group": (lambda c: c.group([0, 2]).allreduce(rows(c.rank)) if c.rank != 1 else None,
-                lambda r: ALL[0] + ALL[2] if r != 1 else None, "tcp"),
+                lambda r: ALL[0] + ALL[2] if r != 1 else None, "verbs"),
 }
 """By what is called: the call, what a rank gets, and who carries it, where that does not hang on what is cheapest."""
 

@@ -233,6 +233,14 @@ uint32_t fake_posted(uint32_t number) { /* work requests of a queue pair that ar
     return n;
 }
 
+uint32_t fake_pairs(void) { /* queue pairs that are there */
+    pthread_mutex_lock(&lock);
+    uint32_t n = 0;
+    for (uint32_t k = 0; k < next_pair; k++) n += pairs[k] != NULL;
+    pthread_mutex_unlock(&lock);
+    return n;
+}
+
 uint64_t fake_messages(void) { return messages; }
 uint64_t fake_violations(char *last, size_t room) {
     pthread_mutex_lock(&lock);
