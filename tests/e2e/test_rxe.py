@@ -51,7 +51,7 @@ WINDOWED = 1
 def test_virtual_machines_with_ordinary_rdma_stacks_fold(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     """Machines under two leaves and a spine, which boot once: the tools of verbs work unfolded; then sums of the
     machines, and of the machines and a host in a namespace, are exact and folded, without faults and with 1 % each of
-    loss, repetition, reordering and corruption; a job goes on when a leaf restarts and when a queue pair breaks, and
+    loss, repetition, reordering and corruption, of groups of some ranks too; a job goes on when a leaf restarts and when a queue pair breaks, and
     ends by name when a rank is gone."""
     began = time.monotonic()
 
@@ -70,7 +70,7 @@ def test_virtual_machines_with_ordinary_rdma_stacks_fold(tmp_path: Path, pytestc
         demonstration = json.dumps(machine_words(network, spec, machines))
         jobs = Jobs(network, guests, [
             "sums:2:1,1025,10000", "mixed:1:1,1025,10000", f"demo:{demonstration}",
-            "sums:2:1025,25000", "mixed:2:1025,25000", "steady:30000", "lost:30000",
+            "sums:2:1025,25000", "mixed:2:1025,25000", "groups:2:10000", "steady:30000", "lost:30000",
         ], windowed)
         tools(guests, fabric)
         over("tools of verbs")
@@ -88,6 +88,8 @@ def test_virtual_machines_with_ordinary_rdma_stacks_fold(tmp_path: Path, pytestc
         over("with faults")
         mixed(jobs)
         over("with a windowed rank and faults")
+        grouped(network, jobs)
+        over("groups of some ranks, with faults")
         jobs.begin()
         jobs.goes_on("leaf1")
         restarted(network, jobs)
@@ -138,6 +140,22 @@ def mixed(jobs: Jobs) -> None:
     assert windowed["packets_sent"] >= stock[0]["packets_sent"]
     assert sum(folded.values()) >= (len(results) + 2 + 2) * stock[0]["packets_sent"]
     check(stock, nics)
+
+
+def grouped(network: Network, jobs: Jobs) -> None:
+    """Groups of machines, and of machines and the windowed rank, have sums of their own beside those of all ranks; a
+    machine alone in a group is refused by name, and goes over TCP.  Nothing is left of them."""
+    results, _, folded = jobs.run(mixed=True)
+    print(results, folded)
+    said = [(members, words) for result in results for members, words in result["groups"].items()]
+    nics = [rank for rank in range(len(results)) if rank != WINDOWED]
+    alone = f"{WINDOWED}-{nics[-1]}"
+    assert len({members for members, _ in said}) >= 3, said
+    for members, words in said:
+        expected = "alone is of kind" if members == alone else f"tree(s) for this group, 'sums-5#{members}.1'"
+        assert expected in words, (members, words)
+    assert min(folded["leaf1"], folded["leaf2"]) > 0
+    jobs.until("slots of the groups are free", lambda status: all(s.slots_used == 0 for s in status.switches))
 
 
 def compiled_in(jobs: Jobs) -> set[str]:

@@ -19,9 +19,11 @@ from netfold.host.api.group import Group
 from netfold.host.api.group_folds import RETRY
 from netfold.host.client.fold_client import FoldClient
 from netfold.host.errors import Aborted, Closed, NetFoldError, RankMismatch, TransportError
+from netfold.host.mesh.sockets import listen
 from netfold.host.verbs import devices
 from netfold.host.verbs.devices import RocePort
 from netfold.testing import on_every_rank, subnet
+from netfold.wire.jobs import Peer, Plan, Secret
 from support import combinations
 from support.torch import loopback_jobs
 from support.verbs_jobs import VerbsJobs, fake_devices
@@ -103,6 +105,32 @@ def test_groups_of_a_mesh_fold_one_after_the_other_and_beside_their_job() -> Non
         assert Counter(service.left) == {f"j#{a}-{b}.1": 2 for a, b in lines[:4]}
         assert service.lib.fake_pairs() == before + 12
     assert service.lib.fake_pairs() == 0
+
+
+@pytest.mark.parametrize("rail", ["auto", "verbs"])
+def test_ranks_that_others_have_planned_fold_as_a_group(rail: Any) -> None:
+    """As torch's groups do, which have connections of their own: by the queue pairs of a group of the job's ranks."""
+    members = (3, 1)
+    with job() as (service, comms):
+        before, two = service.lib.fake_pairs(), [comms[rank] for rank in members]
+        listeners = [listen(comm.plan.peers[comm.rank].address) for comm in two]
+        peers = [Peer(place, listener.getsockname()[0], "{}:{}".format(*listener.getsockname()))
+                 for place, listener in enumerate(listeners)]
+
+        def work(comm: Communicator) -> None:
+            place = members.index(comm.rank)
+            plan = Plan("j.1", 7, place, 2, peers, [], "planned by the store", secret=Secret("ab" * 32))
+            with Communicator.of_plan(plan, address=peers[place].address, listener=listeners[place], timeout=20.0,
+                                      rail=rail, group_of=(comm, members)) as own_connections:
+                for step in range(2):
+                    check(own_connections, members, comm.rank, step)
+                assert "'j#3-1.1': rc" in own_connections.explain(SIZE * 4)
+                assert (own_connections.allreduce(own(comm.rank), algorithm="innet") == own(1) + own(3)).all()
+                assert own_connections.flight()[-1].path == "verbs"
+
+        each(two, work)
+        assert service.left == ["j#3-1.1"] * 2
+        assert service.lib.fake_pairs() == before
 
 
 def test_ranks_of_a_group_that_call_different_things_learn_it() -> None:

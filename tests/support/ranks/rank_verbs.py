@@ -9,6 +9,7 @@ jobs have beside those, as their rank 1, and lets all other jobs pass.  A JOB is
 
     sums:TURNS:LENGTH,...   that many int32 sums of each length, one of float32, and one collective of each other kind
     mixed:TURNS:LENGTH,...  the same with the windowed rank
+    groups:TURNS:LENGTH     that many int32 sums of each of some groups, and of all ranks, with the windowed rank
     steady:LENGTH           int32 sums until the file FOLDER/enough is there
     lost:LENGTH             int32 sums; after some the last rank's process ends without a word
     demo:WORDS              the demo's training and timings (netfold.demo.turns; WORDS: its arguments as JSON)
@@ -19,7 +20,7 @@ ranks' arrays; the process ends with EXIT_WRONG_DATA where one is wrong.
 Prints {"ready"} first, then after each job {"rail", "operations", "packets_sent", "retransmissions", "seconds",
 "rounds", "digest"}: "seconds" is the shortest sum of each length, "rounds" how often the trees were planned anew.
 After `lost` it prints {"error", "message"}, how the job ended, and {"left"} where it is the one that ends; after
-`demo`, what that prints, and {"left"}.
+`demo`, what that prints, and {"left"}.  `groups` prints {"groups"} too: what ``explain`` says of each one of this rank.
 """
 
 import hashlib
@@ -51,7 +52,8 @@ def main(seed: int, folder: Path, machines: int, rail: str, jobs: list[str]) -> 
     said(ready=True)
     for number, job in enumerate(jobs):
         kind, _, words = job.partition(":")
-        if rail == "innet" and kind != "mixed":
+        mixed = kind in ("mixed", "groups")
+        if rail == "innet" and not mixed:
             continue
         while not (folder / f"job-{number}").exists():
             time.sleep(LOOK)
@@ -60,7 +62,6 @@ def main(seed: int, folder: Path, machines: int, rail: str, jobs: list[str]) -> 
             turns.main(Path(place), spec, setup, commands)
             said(left=True)
             continue
-        mixed = kind == "mixed"
         rank = WINDOWED if rail == "innet" else environment.rank_identity().rank
         if mixed and rail == "verbs" and rank >= WINDOWED:
             rank += 1
@@ -74,7 +75,7 @@ def main(seed: int, folder: Path, machines: int, rail: str, jobs: list[str]) -> 
                 found = steady(comm, seed, int(words), folder / "enough")
             else:
                 times, _, lengths = words.partition(":")
-                found = sums(comm, seed, int(times), [int(length) for length in lengths.split(",")])
+                found = groups(comm, seed, int(times), int(lengths)) if kind == "groups" else sums(comm, seed, int(times), [int(length) for length in lengths.split(",")])
             stats = comm.stats()
             found |= {"rail": comm.rail, "packets_sent": stats.packets_sent, "rounds": comm.plan.round,
                       "retransmissions": stats.retransmissions}
@@ -133,6 +134,32 @@ def rows(comm: netfold.Communicator, draws: list[np.random.Generator], ints: lis
     ):
         check_data(got, right, rank=comm.rank, operation=f"{what} of int32[{length}]")
     comm.barrier()
+
+
+def groups(comm: netfold.Communicator, seed: int, times: int, length: int) -> dict[str, object]:
+    """Sums of each group in turn, beside those of all ranks: of the NICs, of all ranks in another order, of disjoint
+    pairs of NICs where there are enough, and of the windowed rank and one NIC, which go over TCP."""
+    nics = [rank for rank in range(comm.size) if rank != WINDOWED]
+    half = len(nics) // 2
+    pairs = [list(pair) for pair in zip(nics[:half], nics[half:], strict=False)] if half > 1 else []
+    alone = [WINDOWED, nics[-1]]
+    mine = [(members, comm.group(members)) for members in (nics[::-1], [*range(1, comm.size), 0], *pairs, alone)
+            if comm.rank in members]
+    draws = [np.random.default_rng([seed, rank]).integers(-(2**31), 2**31, length, np.int32)
+             for rank in range(comm.size)]
+    digest, said = hashlib.sha256(), {}
+    for turn in range(times):
+        for members, group in [*mine, (list(range(comm.size)), comm)]:
+            total = group.allreduce(draws[comm.rank] + np.int32(turn))
+            exact = np.sum([draws[rank] + np.int32(turn) for rank in members], axis=0, dtype=np.int32)
+            check_data(total, exact, rank=comm.rank, operation=f"sum {turn} of int32[{length}] of ranks {members}")
+            carrier = "tcp" if members == alone else comm.rail
+            assert carrier in comm.flight()[-1].path, (members, comm.flight()[-1])
+        digest.update(total.tobytes())
+    for members, group in mine:
+        said["-".join(map(str, members))] = group.explain(4 * length)
+        group.close()
+    return {"operations": times * (len(mine) + 1), "groups": said, "digest": digest.hexdigest()}
 
 
 def steady(comm: netfold.Communicator, seed: int, length: int, enough: Path) -> dict[str, object]:
