@@ -201,7 +201,7 @@ def _opened(
     else:
         joined = join_rails(asked.specs, membership, ends.take(), asked.options)
         rails, flight, folds = joined.rails, joined.flight, None
-        if any(spec.kind == group_rails.KIND for spec in asked.specs):
+        if any(spec.kind in FOLDING for spec in asked.specs):
             opens = group_rails.GroupRails(asked.specs, asked.options, rails, joined.job_error, joined.stall)
             folds = of_several_rails(opens, me=me, always=all(spec.kind in FOLDING for spec in asked.specs))
         dispatch = Dispatch(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rails of a group of some ranks of a job that has several: a group's trees on each plane that has any for it.
 
-The planes of a group are those of its job's rails whose switches fold for windowed end points.  Beside them it has the
-mesh between its ranks, on which it goes on while no plane folds for it.
+The planes of a group are those of its job's rails whose switches fold.  Beside them it has the mesh between its ranks,
+on which it goes on while no plane folds for it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from netfold.host.opening.planes import RailSpec
 from netfold.host.rails.joining import REJOIN, OutOfBandEnds, used_as_one
 from netfold.host.rails.mesh_rail import MeshRail
 from netfold.host.rails.multirail import MultiRail
-from netfold.host.rails.open_rail import OpenRail
+from netfold.host.rails.open_rail import FOLDING, OpenRail
 from netfold.host.rails.policy import RailListeners, RailOptions, RailPolicy
 from netfold.host.rails.reopening import BackgroundReopening
 from netfold.host.selection.peers import Peers
 from netfold.wire.jobs import GroupOf
 
-KIND: Final = "innet"
-"""The kind of rails that fold for groups: ranks with NICs fold for all ranks of their job alone."""
 LIVES: Final = 1 << 20
 """Distance of the numbers of a group's lives on a plane, which no group of the same ranks has at once."""
 MOST_PAUSE: Final = 4.0
@@ -73,7 +71,7 @@ class GroupRails:
 
     def planes(self) -> list[int]:
         """Indices of the job's rails that are up and may fold for a group."""
-        return [index for index in self.whole.live if self.specs[index].kind == KIND]
+        return [index for index in self.whole.live if self.specs[index].kind in FOLDING]
 
     def join(self, planes: Sequence[int], members: Sequence[int], number: int, within: float) -> JoinedPlanes:
         """Joins the group of these ranks of the job on each of these planes, as far as that can be done.

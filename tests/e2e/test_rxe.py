@@ -51,8 +51,8 @@ WINDOWED = 1
 def test_virtual_machines_with_ordinary_rdma_stacks_fold(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     """Machines under two leaves and a spine, which boot once: the tools of verbs work unfolded; then sums of the
     machines, and of the machines and a host in a namespace, are exact and folded, without faults and with 1 % each of
-    loss, repetition, reordering and corruption, of groups of some ranks too; a job goes on when a leaf restarts and when a queue pair breaks, and
-    ends by name when a rank is gone."""
+    loss, repetition, reordering and corruption, and so are those of groups; a job goes on when a leaf restarts and when
+    a queue pair breaks, and ends by name when a rank is gone."""
     began = time.monotonic()
 
     def over(step: str) -> None:

@@ -110,3 +110,36 @@ def test_a_host_without_a_device_is_told_before_it_joins() -> None:
     rails = [RailSpec("tcp", Plane("127.0.0.1", "unix:/nowhere")), RailSpec("verbs", Plane("127.0.0.2", "unix:/none"))]
     with pytest.raises(TransportError, match=r"RDMA device|rdma_rxe"):
         Communicator.join("j", 0, 2, rails=rails[::-1])
+
+
+@pytest.mark.parametrize("other", ["tcp", "innet"])
+def test_a_group_folds_by_queue_pairs_of_its_own_on_the_plane_of_nics(other: Any) -> None:
+    """Beside trees on another plane, or alone; every sum is exact, the job folds on, and a closed group gives its queue
+    pairs back."""
+    members = [2, 0]
+    with fake_devices(), loopback_planes(["verbs", other], WORLD, groups=True) as planes:
+        comms, service = planes.join(), planes.jobs[0]
+        assert isinstance(service, VerbsJobs)
+        try:
+            before, two = service.lib.fake_pairs(), [comms[rank] for rank in members]
+            groups = {rank: comms[rank].group(members) for rank in members}
+
+            def work(comm: Communicator) -> str:
+                for size in (LONG, 300, LONG):
+                    total = groups[comm.rank].allreduce(np.full(size, comm.rank + 1, np.int32))
+                    assert (total == 4).all()
+                return comm.flight()[-1].path
+
+            for path in on_every_rank(two, work):
+                assert "verbs@a" in path or (other == "innet" and "innet@b" in path), path
+            said = groups[0].explain(4 * LONG)
+            assert "'rails+0#2-0.1' on verbs@a" in said
+            assert ("'rails+1#2-0.1' on innet@b" in said) == (other == "innet")
+            assert service.lib.fake_pairs() == before + 4 * len(members)
+            for seed in range(2):
+                exact(comms, seed)
+            on_every_rank(two, lambda comm: groups[comm.rank].close())
+            assert service.left == ["rails+0#2-0.1"] * 2
+            assert service.lib.fake_pairs() == before
+        finally:
+            on_every_rank(comms, lambda comm: comm.close())

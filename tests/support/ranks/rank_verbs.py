@@ -75,7 +75,8 @@ def main(seed: int, folder: Path, machines: int, rail: str, jobs: list[str]) -> 
                 found = steady(comm, seed, int(words), folder / "enough")
             else:
                 times, _, lengths = words.partition(":")
-                found = groups(comm, seed, int(times), int(lengths)) if kind == "groups" else sums(comm, seed, int(times), [int(length) for length in lengths.split(",")])
+                sizes = [int(length) for length in lengths.split(",")]
+                found = (groups if kind == "groups" else sums)(comm, seed, int(times), sizes)
             stats = comm.stats()
             found |= {"rail": comm.rail, "packets_sent": stats.packets_sent, "rounds": comm.plan.round,
                       "retransmissions": stats.retransmissions}
@@ -136,9 +137,10 @@ def rows(comm: netfold.Communicator, draws: list[np.random.Generator], ints: lis
     comm.barrier()
 
 
-def groups(comm: netfold.Communicator, seed: int, times: int, length: int) -> dict[str, object]:
+def groups(comm: netfold.Communicator, seed: int, times: int, lengths: list[int]) -> dict[str, object]:
     """Sums of each group in turn, beside those of all ranks: of the NICs, of all ranks in another order, of disjoint
     pairs of NICs where there are enough, and of the windowed rank and one NIC, which go over TCP."""
+    (length,) = lengths
     nics = [rank for rank in range(comm.size) if rank != WINDOWED]
     half = len(nics) // 2
     pairs = [list(pair) for pair in zip(nics[:half], nics[half:], strict=False)] if half > 1 else []
