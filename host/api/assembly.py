@@ -23,7 +23,8 @@ from netfold.host.api.join_settings import FOLDING, JoinSettings, check_rails
 from netfold.host.api.one_rail_groups import GroupMeans, JoinedGroup, of_one_rail
 from netfold.host.api.parts import Parts, RailsAsked, checked, coding_of
 from netfold.host.api.work import OperationSequencer
-from netfold.host.client.jobs import JobClient
+from netfold.host.client.fold_client import CONNECT_TIMEOUT
+from netfold.host.client.jobs import ANSWER_MARGIN, JobClient
 from netfold.host.client.membership import Membership
 from netfold.host.client.plans import check_plan, fabric_of, path_reason, ring_order, sharing
 from netfold.host.collectives.open_on_all import Unfit
@@ -304,13 +305,15 @@ def _folds_of_groups(
         return None
     refusal = f"asked for by rail={settings.rail!r}" if settings.rail in ("tcp", "roce") else ""
     kind = settings.rail if settings.rail == "verbs" else INNET
+    # windowed ranks wait for their plans while RC ranks connect; if those fail, the group ends
+    planning = ANSWER_MARGIN + (max(settings.timeout, CONNECT_TIMEOUT) if plan.verb == "send" else 0.0)
 
     def join_group(members: Sequence[int], number: int, patience: float) -> JoinedGroup:
         receiver, lacks = own_port(kind, settings.address)
         try:
             made, its = client.join_group(
                 membership.plan, members, number, lane_bits, udp_port_of(receiver), lacks, patience,
-                kind="rc" if kind == "verbs" else "windowed",
+                kind="rc" if kind == "verbs" else "windowed", planning=planning,
             )
         except BaseException:
             if receiver is not None:

@@ -92,14 +92,16 @@ class JobClient:
         self._reform = self.unary(f"{SERVICE}/Reform", Reformed)
         self._watch = self.stream(f"{SERVICE}/Watch", Event)
 
-    def join(self, request: Join) -> Plan:
+    def join(self, request: Join, planning: float = ANSWER_MARGIN) -> Plan:
         """Joins the job.  Returns this rank's plan once all ranks have joined.  Raises JoinRefused, PlanError.
+
+        planning  seconds that the answer may take once all ranks have joined
 
         Where nobody answers at any address, it is tried again for TAKE_OVER_SECONDS, if there is a standby or a
         controller has died over it."""
         who = f"job {request.job!r}, rank {request.rank} of {request.world}"
         try:
-            plan = whole(self._joined(request))
+            plan = whole(self._joined(request, planning))
             self._secret, self._world = plan.rank_secret, plan.world
             self._connection.learn(plan.controllers)
             return plan
@@ -120,7 +122,7 @@ class JobClient:
             # gRPC's own text is twenty lines a rank and says no more
             raise JoinRefused(f"{who}: {what}", code.name, error.details() or "") from None
 
-    def _joined(self, request: Join) -> Plan:
+    def _joined(self, request: Join, planning: float) -> Plan:
         """The answer to Join.  Raises RpcError of the last attempt."""
         began = time.monotonic()
         gone: float | None = None
@@ -129,7 +131,7 @@ class JobClient:
             left = began + request.timeout - asked
             try:
                 plan: Plan = self._join(
-                    msgspec.structs.replace(request, timeout=max(left, 0.01)), timeout=left + ANSWER_MARGIN
+                    msgspec.structs.replace(request, timeout=max(left, 0.01)), timeout=left + planning
                 )
                 return plan
             except grpc.RpcError as error:
@@ -184,7 +186,7 @@ class JobClient:
 
     def join_group(
         self, plan: Plan, members: Sequence[int], number: int, lane_bits: int, udp_port: int, lacks: str,
-        timeout: float, *, kind: Literal["windowed", "rc"],
+        timeout: float, *, kind: Literal["windowed", "rc"], planning: float,
     ) -> tuple[Plan, JobClient]:
         """Joins a group of some ranks of this rank's job, which folds by itself.  Returns this rank's plan there, and
         a connection of its own for it.  Raises JoinRefused, PlanError.
@@ -194,6 +196,7 @@ class JobClient:
         number   which the group of these members has for itself (`wire.jobs.GroupOf`)
         udp_port, lacks, kind  as in `Join`
         timeout  seconds to wait for the other members
+        planning  as of ``join``
         """
         client = JobClient(",".join(self._connection.addresses), token=self._token)
         try:
@@ -202,7 +205,7 @@ class JobClient:
             return client.join(Join(
                 plan.job, len(members), group.members.index(plan.rank), mine.address, mine.tcp, plan.path_mtu,
                 timeout=timeout, lane_bits=lane_bits, kind=kind, udp_port=udp_port, lacks=lacks, group=group,
-            )), client
+            ), planning), client
         except BaseException:
             client.close()
             raise

@@ -9,16 +9,19 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from netfold.host.api import assembly
 from netfold.host.api.communicator import Communicator
 from netfold.host.api.group import Group
 from netfold.host.api.group_folds import RETRY
+from netfold.host.api.join_settings import JoinSettings
 from netfold.host.client.fold_client import FoldClient
-from netfold.host.errors import Aborted, Closed, NetFoldError, RankMismatch, TransportError
+from netfold.host.errors import Aborted, Closed, JoinRefused, NetFoldError, RankMismatch, TransportError
 from netfold.host.mesh.sockets import listen
 from netfold.host.verbs import devices
 from netfold.host.verbs.devices import RocePort
@@ -259,3 +262,29 @@ def test_a_silent_rank_in_the_second_step_lets_nobody_hang(monkeypatch: pytest.M
 
         for got in on_every_rank(comms[:2], work):
             assert isinstance(got, NetFoldError) or "does not fold" in got, got
+
+
+@pytest.mark.parametrize(("verb", "rail", "timeout", "asked"), [
+    ("write", "innet", 60.0, ("windowed", 5.0)),
+    ("send", "innet", 10.0, ("windowed", 35.0)),
+    ("send", "innet", 60.0, ("windowed", 65.0)),
+    ("send", "verbs", 60.0, ("rc", 65.0)),
+])
+def test_windowed_ranks_wait_for_their_plans_while_nics_connect(
+    verb: Any, rail: Any, timeout: float, asked: tuple[str, float]
+) -> None:
+    """In a mixed group they have theirs once all NICs are known, and those may take their time."""
+    seen: list[tuple[str, float]] = []
+
+    class Client:
+        def join_group(self, *arguments: Any, kind: str, planning: float) -> None:
+            seen.append((kind, planning))
+            raise JoinRefused("a test has seen enough")
+
+    plan = Plan("j", 1, 0, 3, [Peer(rank, f"127.0.0.{rank + 1}", "") for rank in range(3)], [], verb=verb)
+    membership: Any = SimpleNamespace(plan=plan, client=Client())
+    folds = assembly._folds_of_groups(membership, JoinSettings("127.0.0.1", rail, timeout=timeout), None, 32)
+    assert folds is not None
+    with pytest.raises(JoinRefused):
+        cast(Any, folds.of((0, 1)))._means.join((0, 1), 1, 1.0)
+    assert seen == [asked]
