@@ -123,7 +123,7 @@ class Machine(Lifecycle):
             "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
             "-machine", "pc", "-accel", "tcg", "-cpu", PROCESSOR, "-smp", "1", "-m", str(self._memory),
             "-kernel", str(self.system.kernel), "-initrd", str(self.system.initial),
-            "-append", f"console=ttyS0 loglevel=4 panic=-1 mitigations=off nokaslr random.trust_cpu=on "
+            "-append", f"console=ttyS0 loglevel=4 panic=-1 mitigations=off no_timer_check nokaslr random.trust_cpu=on "
                        f"cryptomgr.notests NETFOLD_GUEST={self.name}",
             "-chardev", f"file,id=console,path={self.console}", "-serial", "chardev:console",
             "-device", "virtio-serial-pci", "-chardev", f"socket,id=agent,fd={line}",
