@@ -155,7 +155,7 @@ def groups(comm: netfold.Communicator, seed: int, times: int, lengths: list[int]
             total = group.allreduce(draws[comm.rank] + np.int32(turn))
             exact = np.sum([draws[rank] + np.int32(turn) for rank in members], axis=0, dtype=np.int32)
             check_data(total, exact, rank=comm.rank, operation=f"sum {turn} of int32[{length}] of ranks {members}")
-            carrier = "tcp" if members == alone else comm.rail
+            carrier = "TCP" if members == alone else comm.rail
             assert carrier in comm.flight()[-1].path, (members, comm.flight()[-1])
         digest.update(total.tobytes())
     for members, group in mine:
