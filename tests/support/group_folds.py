@@ -95,7 +95,7 @@ class _Client:
     def watch(self, plan: Callable[[], Plan]) -> Any:
         return _Watcher()
 
-    def leave(self, report: Any, reason: str = "", last: str = "") -> None:
+    def leave(self, report: Any, reason: str = "", last: str = "", folded: int = 0) -> None:
         self._switches.leave(self._name)
 
     def unary(self, *args: Any) -> None:
@@ -131,6 +131,7 @@ class MemoryFold:
     shared_memory_rate = 0.0
     devices = ""
     suffices = False
+    begun = 0
 
     def __init__(self, switches: Switches, members: tuple[int, ...], name: str) -> None:
         self._switches, self._ranks, self._name = switches, members, name
