@@ -135,15 +135,16 @@ def plan(
             raise NoTree(f"rank {rank}: no link to {host} is up")
         leaf = next(iter(links[host]))
         leaves.append((leaf, Child(host, _port(links, leaf, host), rank)))
-    near = _neighbours(graph)
-    nearest = _nearest(near, {leaf for leaf, _ in leaves})
+    near, wanted = _neighbours(graph), {leaf for leaf, _ in leaves}
+    nearest, depth = _nearest(near, wanted)
     if not nearest:
         raise NoTree(f"no switch reaches all {len(ranks)} ranks over links that are up")
     candidates = [switch for switch in near if switch in nearest]
     candidates = [switch for switch in candidates if graph.nodes[switch]["role"] == "spine"] or candidates
     place = {root: place for place, root in enumerate(candidates)}
     preferred = sorted(_interleaved(near, candidates), key=lambda root: (root not in roots, folding.get(root, 0)))
-    trees = [_tree(links, near, root, leaves) for root in preferred[:max(CANDIDATES, most)]]
+    within = _within(near, wanted, depth)
+    trees = [_tree(links, near, root, leaves, within) for root in preferred[:max(CANDIDATES, most)]]
     fitting = [tree for tree in trees if all(len(fold.children) <= MAX_CHILDREN for fold in tree.folds)]
     if not fitting:
         widest = max((fold for fold in trees[0].folds), key=lambda fold: len(fold.children))
@@ -178,18 +179,28 @@ def _read_beside(beside: Mapping[str, Any], switches: Collection[str]) -> list[t
     return [(other, links[min(links)].get("rate") or 0.0) for other, links in beside.items() if other in switches]
 
 
-def _nearest(near: Neighbours, wanted: set[str]) -> set[str]:
-    """The switches from which the farthest of the ``wanted`` ones is the fewest links away; empty where none reaches
-    all of them."""
+def _nearest(near: Neighbours, wanted: set[str]) -> tuple[set[str], int]:
+    """The switches from which the farthest of the ``wanted`` ones is the fewest links away, and how many those are;
+    empty where none reaches all of them."""
     reached = {switch: {switch} for switch in wanted if switch in near}
     edges = {switch: [switch] for switch in reached}
+    depth = 0
     while len(reached) == len(wanted) and any(edges.values()):
         if found := set.intersection(*reached.values()):
-            return found
+            return found, depth
+        depth += 1
         for switch, edge in edges.items():
             edges[switch] = list({other for at in edge for other, _ in near[at]} - reached[switch])
             reached[switch].update(edges[switch])
-    return set()
+    return set(), 0
+
+
+def _within(near: Neighbours, wanted: set[str], depth: int) -> list[set[str]]:
+    """The switches that are at most 0, 1, ... ``depth`` links away from one of the ``wanted`` ones."""
+    within = [wanted]
+    for _ in range(depth):
+        within.append(within[-1].union(other for at in within[-1] for other, _ in near[at]))
+    return within
 
 
 def _interleaved(near: Neighbours, roots: Sequence[str]) -> list[str]:
@@ -201,12 +212,15 @@ def _interleaved(near: Neighbours, roots: Sequence[str]) -> list[str]:
     return [root for turn in zip_longest(*alike.values()) for root in turn if root is not None]
 
 
-def _tree(links: Links, near: Neighbours, root: str, leaves: Sequence[tuple[str, Child]]) -> Tree:
+def _tree(
+    links: Links, near: Neighbours, root: str, leaves: Sequence[tuple[str, Child]], near_leaves: Sequence[set[str]]
+) -> Tree:
     """The breadth-first tree from a root that reaches all leaves.
 
-    leaves  the switch of each rank, and the rank as its child
+    leaves       the switch of each rank, and the rank as its child
+    near_leaves  as of `_within`, up to the distance of the farthest leaf from the root
     """
-    parent = _parents(near, root, {leaf for leaf, _ in leaves})
+    parent = _parents(near, root, near_leaves)
     children: dict[str, list[Child]] = {root: []}
     within = {root}
     for leaf, rank in leaves:
@@ -227,20 +241,23 @@ def _tree(links: Links, near: Neighbours, root: str, leaves: Sequence[tuple[str,
     return Tree(root, 1.0, tuple(folds))
 
 
-def _parents(near: Neighbours, start: str, wanted: set[str]) -> dict[str, str]:
-    """The parents of the switches of a breadth-first tree as deep as those that are ``wanted``: of equally near ones
-    that with the fastest link, and the first found of those."""
+def _parents(near: Neighbours, start: str, within: Sequence[set[str]]) -> dict[str, str]:
+    """The parents of the switches of a breadth-first tree, as far as those that are wanted need them: of equally near
+    ones that with the fastest link, and the first found of those.
+
+    within  as of `_within`: a switch that is too far from all wanted ones for what is left of the depth leads to none
+    """
     parent: dict[str, str] = {}
-    missing = wanted - {start}
     layer = [start]
-    while layer and missing:
+    for useful in reversed(within[:-1]):
         found: dict[str, tuple[float, str]] = {}
         for up in layer:
             for child, rate in near[up]:
-                if child not in parent and child != start and (child not in found or rate > found[child][0]):
+                if child in useful and child not in parent and child != start and (
+                    child not in found or rate > found[child][0]
+                ):
                     found[child] = rate, up
         parent |= {child: up for child, (_, up) in found.items()}
-        missing -= found.keys()
         layer = list(found)
     return parent
 

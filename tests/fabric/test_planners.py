@@ -96,11 +96,14 @@ def test_trees_stand_in_the_order_of_the_fabrics_switches() -> None:
     assert roots == [f"spine{number}" for number in range(1, 10)]
 
 
-def test_the_search_of_a_tree_ends_with_the_last_rank() -> None:
-    """Layers behind the last one with a rank are not searched, since every switch is tried as a root."""
+def test_the_search_of_a_tree_looks_at_ways_to_its_ranks_alone() -> None:
+    """Layers behind the last one with a rank are not searched, nor leaves without one: every switch is tried as a
+    root."""
     near = trees._neighbours(leafspine(40, 8, 80).graph())
-    found = trees._parents(near, "spine1", {"leaf1", "leaf40"})
-    assert found == {f"leaf{number}": "spine1" for number in range(1, 41)}
+    nearest, depth = trees._nearest(near, {"leaf1", "leaf40"})
+    assert (nearest, depth) == ({f"spine{number}" for number in range(1, 9)}, 1)
+    found = trees._parents(near, "spine1", trees._within(near, {"leaf1", "leaf40"}, depth))
+    assert found == {"leaf1": "spine1", "leaf40": "spine1"}
 
 
 def test_weights_follow_the_narrowest_link() -> None:
