@@ -229,6 +229,8 @@ def test_direct_resources_come_and_are_set_with_their_entry(client: Client) -> N
     assert client.read(counter) == [found]
     assert client.read(p4r.Entity(direct_meter_entry=p4r.DirectMeterEntry())) == [meter]
     assert client.codes((INSERT, found)) == [INVALID]
+    meter.direct_meter_entry.config.pir = 9  # below the committed rate
+    assert client.codes((MODIFY, meter)) == [INVALID]
 
 
 @pytest.mark.slow
