@@ -49,7 +49,7 @@ def started(planes: Planes, logs: Path, timeout: float) -> Iterator[Workers]:
     pids = [first.mininet.get(host.name).pid for host in hosts]
     others = len(planes.networks) - 1
     for pid, host in zip(pids, hosts, strict=True):
-        # a rank whose word of its other address was lost would have one subflow for two minutes
+        # where the word of an address was lost, the kernel would repeat it after two minutes
         _in(pid, "sysctl", "-qw", "net.mptcp.add_addr_timeout=1")
         _ip(pid, "limits", "set", "subflows", str(others), "add_addr_accepted", str(others))
         for network in planes.networks[1:]:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -28,6 +29,8 @@ from netfold.topo.processes.rank_program import print_message
 IPPROTO_MPTCP: Final = 262
 PORT: Final = 29_262
 """The port at which each rank listens, in the namespace of its host."""
+SUBFLOW_SECONDS: Final = 1.0
+"""Seconds after which a further subflow does not come any more."""
 _SOL_MPTCP, _MPTCP_INFO = 284, 1  # as the kernel numbers them
 
 
@@ -93,26 +96,51 @@ class Ring:
 
 
 def connect(rank: int, addresses: Sequence[str], timeout: float, further: int, listener: socket.socket) -> Ring:
-    """The connections of a rank, by its listener, once all listen: this waits for a line of input, and until its
-    connection to the next rank has so many further subflows.  Raises OSError."""
+    """The connections of a rank, by its listener, once all listen: this waits for a line of input, and until each
+    connection has so many further subflows.  Raises OSError."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("", PORT))
     listener.listen()
     listener.settimeout(timeout)
     print_message(rank)
     sys.stdin.readline()
-    after = mptcp_socket()
-    after.settimeout(timeout)
-    after.connect((addresses[(rank + 1) % len(addresses)], PORT))
-    before, _ = listener.accept()
-    before.settimeout(timeout)
+    with ThreadPoolExecutor(1) as pool:
+        before = pool.submit(_accepted, listener, timeout)
+        after = _connected((addresses[(rank + 1) % len(addresses)], PORT), further, timeout, rank)
+        return Ring(rank, len(addresses), after, before.result())
+
+
+def _accepted(listener: socket.socket, timeout: float) -> socket.socket:
+    """The connection that the rank before keeps."""
+    while True:
+        sock, _ = listener.accept()
+        sock.settimeout(timeout)
+        if sock.recv(1):
+            return sock
+        sock.close()
+
+
+def _connected(address: tuple[str, int], further: int, timeout: float, rank: int) -> socket.socket:
+    """A connection with all further subflows, of which the other end is told by a byte.
+
+    If both ends add one at once, each refuses the other's, since its own is the last that it allows, and the kernel
+    does not try again.  So then the connection is made anew.
+    """
     end = time.monotonic() + timeout
-    while (have := subflows(after)) < further:  # the kernel says by no event that it has one more
+    while True:
+        sock = mptcp_socket()
+        sock.settimeout(timeout)
+        sock.connect(address)
+        until = time.monotonic() + SUBFLOW_SECONDS
+        while (have := subflows(sock)) < further and time.monotonic() < until:
+            time.sleep(0.01)  # the kernel tells by no event that it has one more
+        if have >= further:
+            sock.sendall(b"!")
+            return sock
+        sock.close()
         if time.monotonic() >= end:
-            raise TimeoutError(f"rank {rank}: the connection to the next rank has {have} further subflows after "
-                               f"{timeout:g} s, expected {further}: look whether planes reach each other's addresses")
-        time.sleep(0.01)
-    return Ring(rank, len(addresses), after, before)
+            raise TimeoutError(f"rank {rank}: the connection to the next rank has {have} further subflows, again and "
+                               f"again for {timeout:g} s, expected {further}: do planes reach each other's addresses?")
 
 
 def subflows(sock: socket.socket) -> int:
