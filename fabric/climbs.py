@@ -39,7 +39,8 @@ Nodes = tuple[str, ...]
 
 
 class Above(NamedTuple):
-    """What switches reach by climbing that have the same live neighbours above, without themselves."""
+    """The switches and leaves that switches with the same live neighbours above reach by climbing, without
+    themselves."""
 
     names: int
     """The numbers of the switches above."""
@@ -194,14 +195,14 @@ class LeafSets:
         self._distances: dict[str, dict[str, int]] = {}
         self._hops: dict[str, tuple[tuple[NextHop, ...], Mapping[str, tuple[NextHop, ...]]]] = {}
         self._as_in_whole: dict[tuple[Nodes, Nodes], bool] = {}
-        """Whether switches with the same neighbours above and below reach what they do in the whole fabric."""
+        """True if switches with the same neighbours above and below reach the same as in the whole fabric."""
         self._apart_above: dict[tuple[Nodes, int], list[tuple[int, tuple[int, ...]]]] = {}
         self._defaults: dict[str, tuple[NextHop, ...]] = {}
         self._detours: dict[str, dict[tuple[NextHop, ...], int]] = {}
         self._blocks: dict[int, list[str]] = {}
 
     def _over(self, uppers: Nodes) -> Above:
-        """What switches with these neighbours above reach."""
+        """The switches and leaves that switches with these neighbours above reach."""
         tiers_above = max((len(self._reached[node]) for node in uppers), default=0)
         return Above(union(self.climbs.name_bit[node] | self.above[node] for node in uppers),
                      tuple([union(self._at_most(node, climbed) for node in uppers) for climbed in range(tiers_above)]),

@@ -33,6 +33,9 @@ log = logging.getLogger("netfold.controller")
 
 WITNESSES: Final = 2
 """Other links probed at each end of a suspect one, where there are so many: one may lose a probe."""
+MOST_AT_ONCE: Final = 8
+"""Most probes that a round sends over a link, each way: a lossy link may need hundreds for a verdict, and the switches'
+queues hold some dozens."""
 COUNT_TIMEOUT: Final = 0.1
 """Seconds that a switch has to tell how many packets came in at a port."""
 LEAST_SILENCE: Final = 0.03
@@ -112,13 +115,15 @@ class SilentLinks:
         return not missing or any(self._has_witnesses(direction, senders, receivers) for direction in missing)
 
     def wanted(self, suspects: Collection[int]) -> dict[int, int]:
-        """How many probes to send next over each of these links: one, and where one is missing already, all others
-        that must be missing for a verdict."""
+        """The number of probes to send next over each of these links: one, and where one is missing already, all others
+        that must be missing for a verdict, MOST_AT_ONCE at the most."""
         missing: dict[int, int] = {}
         for (number, _), silence in self._missing.items():
             missing[number] = max(missing.get(number, 0), silence.probes)
-        return {number: max(1, self._links.allowed_misses(number) - missing[number]) if number in missing else 1
-                for number in suspects}
+        return {
+            number: min(max(1, self._links.allowed_misses(number) - missing[number]), MOST_AT_ONCE)
+            if number in missing else 1 for number in suspects
+        }
 
     async def find(
         self, probes: Mapping[int, int], witnesses: Collection[int], before: Mapping[Direction, int], sent: float

@@ -46,7 +46,7 @@ class Departure:
     pending: set[int]
     """Ranks that may lack results."""
     question: Settle
-    """What they are asked: whether they have finished the leaving ranks' last operation."""
+    """The question to them, whether they have finished the leaving ranks' last operation."""
     asked: set[int] = field(default_factory=set)
     """Ranks that have been sent Settle."""
     end: asyncio.Task[None] | None = None

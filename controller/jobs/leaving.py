@@ -69,7 +69,7 @@ async def _wait(job: Job, departure: Departure) -> None:
 
 
 def registered(job: Job, rank: int) -> list[Settle]:
-    """What a rank that begins to watch must be asked, because others wait to leave."""
+    """The questions to a rank that begins to watch, because others wait to leave."""
     departure = job.departure
     if departure is None or rank in departure.asked or rank in job.leaving:
         return []

@@ -103,7 +103,7 @@ class Steering:
         self.names = path_names(self.whole, self._climbs)
         """The numbers of paths."""
         self._pinned: dict[str, pinning.PinnedNames] = {}
-        """What each switch pins that has a choice, in a fabric that `plans_quickly`."""
+        """The names that each switch with a choice pins, in a fabric that `plans_quickly`."""
         if self._climbs is not None and self.plans_quickly:
             self._pinned = pinning.names_of(self._climbs, self.names)
         self._blocks = {} if self._climbs is None else self._climbs.block_of

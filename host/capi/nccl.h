@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What NCCL asks of a network plug-in, in version 8 of its interface: every NCCL from 2.20 on takes it.  Names, orders
+ * The interface of NCCL's network plug-ins, in version 8: every NCCL from 2.20 on takes it.  Names, orders
  * and numbers are those of NVIDIA's headers (github.com/NVIDIA/nccl, Apache-2.0; there net_v8), declared anew; fields
  * and functions that the plug-in lacks are untyped pointers.
  */

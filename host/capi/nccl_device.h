@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What both halves of NCCL's plug-in share: the one device that NCCL sees, NCCL's log, and random numbers. */
+ * The common part of both halves of NCCL's plug-in: the one device that NCCL sees, NCCL's log, and random numbers. */
 #ifndef NETFOLD_NCCL_DEVICE_H
 #define NETFOLD_NCCL_DEVICE_H
 

@@ -18,7 +18,7 @@ SIZES: Final = (1 << 10, 1 << 20, 1 << 24)
 """Elements of float32 that are timed."""
 TIMED: Final = 3
 JOINED: Final = "has joined job"
-"""What the plug-in says in NCCL's log, once for each communicator."""
+"""The plug-in's line in NCCL's log, once for each communicator."""
 
 
 def collnet() -> str:
@@ -33,7 +33,7 @@ def collnet() -> str:
 
 
 def _sums(log: Path) -> str:
-    """As ``collnet``, with this file as NCCL's log."""
+    """The check ``collnet``, with this file as NCCL's log."""
     import torch
     import torch.distributed as dist
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from netfold.controller.health.links import DELAYS, Direction, Links
-from netfold.controller.health.silent_links import REPRIEVE, SilentLinks
+from netfold.controller.health.silent_links import MOST_AT_ONCE, REPRIEVE, SilentLinks
 from netfold.controller.switch.switch import SwitchError
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import End
@@ -23,8 +24,9 @@ from support.cables import link_between
 class Fabric22:
     """Two leaves and two spines, or more, whose probes arrive at once unless they are swallowed or late."""
 
-    def __init__(self, spines: int = 2) -> None:
-        self.fabric = leafspine(2, spines, 4, rate="1gbit", rundir=Path("/nowhere"))
+    def __init__(self, spines: int = 2, misses: int = 5) -> None:
+        fabric = leafspine(2, spines, 4, rate="1gbit", rundir=Path("/nowhere"))
+        self.fabric = msgspec.structs.replace(fabric, misses=misses)
         self.links = Links(self.fabric)
         self.up = [switch.name for switch in self.fabric.switches]
         self.counts: dict[End, int] = {}
@@ -101,6 +103,18 @@ def test_a_link_that_swallows_is_found_after_the_usual_number_of_probes() -> Non
         assert looks == [set(), {cut}]
         assert net.sent[cut, 0] == net.sent[cut, 1] == net.fabric.misses
         assert net.sent[net.number("leaf1", "spine2"), 0] == 2, "one a round of a witness"
+
+
+def test_a_link_that_must_lose_many_probes_gets_a_few_at_once() -> None:
+    """A switch's queue would not hold all of them, and others' packets would be lost in it."""
+    net = Fabric22(misses=30)
+    cut = net.number("leaf1", "spine1")
+    sent, found = [], set[int]()
+    while not found:
+        net.sent.clear()
+        found = net.tick({cut}, {(cut, 0)})
+        sent.append(net.sent[cut, 0])
+    assert sent == [1, MOST_AT_ONCE, MOST_AT_ONCE, MOST_AT_ONCE, 30 - 1 - 3 * MOST_AT_ONCE]
 
 
 def test_a_probe_that_arrives_in_between_begins_the_count_anew() -> None:
