@@ -7,7 +7,8 @@ It has no sockets and no clock: packets in, packets out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from netfold.wire import roce
 
+_WIRE_LANES: Final = np.dtype(">u4")
 NO_LANES: Final = np.empty(0, np.uint32)
 """The lanes of a header-only packet: none."""
 
@@ -28,8 +30,7 @@ class ResultRoute(NamedTuple):
     port: int = roce.UDP_PORT
 
 
-@dataclass(frozen=True)
-class Packet:
+class Packet(NamedTuple):
     """A data packet without what switches rewrite: addresses, and the connection in the queue pair.
 
     One without lanes is presence: a contribution of nothing, or an acknowledgement without the result.
@@ -51,24 +52,20 @@ class Packet:
     def parse(payload: bytes) -> Packet:
         """Returns the packet of a UDP payload, BTH to ICRC; its length must fit its opcode.  Raises ValueError."""
         opcode, flags, qp, ack_psn = _base_header(payload)
-        content, order = bool(flags & roce.CONTENT), roce.order_in(qp >> 24, ack_psn >> 24)
-        ack = ack_psn >> 24 & 0x80
         if len(payload) == roce.PRESENCE_BYTES and opcode == roce.Opcode.WRITE_ONLY:
-            reth = payload[roce.BTH_BYTES : roce.BTH_BYTES + roce.RETH_BYTES]
+            reth, lanes = payload[roce.BTH_BYTES : roce.BTH_BYTES + roce.RETH_BYTES], NO_LANES
             if any(reth[12:]):
                 raise ValueError(f"a WRITE of no bytes with length {int.from_bytes(reth[12:], 'big')} in its RETH: "
                                  "expected 0")
-            return Packet(qp % roce.QUEUE_PAIRS, opcode, ack, ack_psn & roce.PSN_MASK, reth, NO_LANES, content=content,
-                          order=order)
-        path_mtu = len(payload) - roce.data_packet_bytes(roce.Opcode(opcode), 0)
-        if path_mtu not in roce.PATH_MTUS:
-            raise ValueError(f"{path_mtu} bytes of lanes: expected one of {', '.join(map(str, roce.PATH_MTUS))}")
-        data = roce.BTH_BYTES + (roce.RETH_BYTES if roce.Opcode(opcode).has_reth else 0)
-        lanes = np.frombuffer(payload, ">u4", path_mtu // roce.LANE_BYTES, data).astype(np.uint32)
-        reth = payload[roce.BTH_BYTES : data]
-        return Packet(
-            qp % roce.QUEUE_PAIRS, opcode, ack, ack_psn & roce.PSN_MASK, reth, lanes, content=content, order=order
-        )
+        else:
+            data, others = _headers(opcode)
+            path_mtu = len(payload) - others
+            if path_mtu not in roce.PATH_MTUS:
+                raise ValueError(f"{path_mtu} bytes of lanes: expected one of {', '.join(map(str, roce.PATH_MTUS))}")
+            reth = payload[roce.BTH_BYTES : data]
+            lanes = np.frombuffer(payload, _WIRE_LANES, path_mtu // roce.LANE_BYTES, data).astype(np.uint32)
+        return Packet(qp % roce.QUEUE_PAIRS, opcode, ack_psn >> 24 & 0x80, ack_psn & roce.PSN_MASK, reth, lanes,
+                      content=bool(flags & roce.CONTENT), order=roce.order_in(qp >> 24, ack_psn >> 24))
 
     @property
     def presence(self) -> bool:
@@ -78,7 +75,7 @@ class Packet:
     def without_lanes(self) -> Packet:
         """The acknowledgement of this packet alone: presence of the same PSN."""
         address = self.reth[:8] or bytes(8)
-        return replace(self, opcode=roce.Opcode.WRITE_ONLY, reth=address + bytes(8), lanes=NO_LANES)
+        return self._replace(opcode=roce.Opcode.WRITE_ONLY, reth=address + bytes(8), lanes=NO_LANES)
 
     def build(self, connection: int, route: ResultRoute | None = None) -> bytes:
         """Returns the UDP payload for this operation's queue pair of a connection.
@@ -91,11 +88,11 @@ class Packet:
         high, low = roce.order_bytes(self.order)
         head = roce.BTH.pack(self.opcode, flags, roce.PKEY_WINDOWED, high << 24 | number,
                              (self.ack | low) << 24 | self.psn)
-        return _sealed(head + self.reth + self.lanes.astype(">u4").tobytes() + bytes(roce.ICRC_BYTES), route, self.psn)
+        body = head + self.reth + self.lanes.astype(_WIRE_LANES).tobytes() + bytes(roce.ICRC_BYTES)
+        return _sealed(body, route, self.psn)
 
 
-@dataclass(frozen=True)
-class Nak:
+class Nak(NamedTuple):
     """A NAK (InfiniBand volume 1, section 9.7.5.2.3, "PSN sequence error") between neighbours of which neither is a
     NIC: who sends it lacks the other's packets from ``psn`` to before ``end``."""
 
@@ -132,6 +129,14 @@ def _sealed(payload: bytes, route: ResultRoute | None, psn: int) -> bytes:
     return roce.sealed(payload, route.source, route.source_port, route.destination, psn & 0xFFFF, route.port)
 
 
+@cache
+def _headers(opcode: int) -> tuple[int, int]:
+    """Where the lanes of packets of an opcode begin, and how many bytes all is that is not lanes.  Raises ValueError
+    where there is no such opcode."""
+    known = roce.Opcode(opcode)
+    return roce.BTH_BYTES + (roce.RETH_BYTES if known.has_reth else 0), roce.data_packet_bytes(known, 0)
+
+
 def _base_header(payload: bytes) -> tuple[int, int, int, int]:
     """Opcode, flags, queue pair, and acknowledge request with PSN of a packet of a fold.  Raises ValueError."""
     opcode, flags, pkey, qp, ack_psn = roce.BTH.unpack_from(payload)
@@ -153,7 +158,7 @@ class Slot:
     children: frozenset[int] = frozenset()
     content: frozenset[int] = frozenset()
     """The children that want no lanes back, according to each one's first contribution."""
-    packet: Packet = Packet(0, 0, 0, 0, b"", np.zeros(roce.LANES, np.uint32))
+    packet: Packet = field(default_factory=lambda: Packet(0, 0, 0, 0, b"", NO_LANES))
     """The sum so far, or the result: its lanes and headers, and the OR of the packets' congestion marks.  It has no
     lanes as long as only empty contributions have arrived."""
 
@@ -229,7 +234,8 @@ class SlotSwitch:
         for receiver in receivers:
             order = roce.order_of(packet.psn, self.left.get(receiver, packet.psn - 1))
             self.left[receiver] = packet.psn
-            out.append((receiver, replace(packet.without_lanes() if receiver in content else packet, order=order)))
+            one = packet.without_lanes() if receiver in content else packet
+            out.append((receiver, one if one.order == order else one._replace(order=order)))
         same = target == "all" and not content and len({one.order for _, one in out if isinstance(one, Packet)}) == 1
         return [(target, out[0][1])] if same else out
 
@@ -263,7 +269,7 @@ class SlotSwitch:
         content = frozenset([child]) if packet.content else frozenset()
         if slot.epoch != self.epoch or age > 0:
             slot.epoch, slot.psn, slot.done = self.epoch, packet.psn, False
-            slot.children, slot.content, slot.packet = frozenset([child]), content, replace(packet, content=False)
+            slot.children, slot.content, slot.packet = frozenset([child]), content, packet._replace(content=False)
         elif age < 0 or not _alike(packet, slot.packet):
             return None
         elif child in slot.children and slot.packet.presence and not packet.presence:
@@ -291,8 +297,8 @@ class SlotSwitch:
             return None  # what is in the slot is no result, and nobody may take it for one
         slot.done, marked = True, packet.marked or slot.packet.marked
         if slot.packet.presence or not packet.presence:
-            slot.packet = replace(packet, marked=marked, content=False)
-        return "all", replace(packet, marked=marked, content=False)
+            slot.packet = packet._replace(marked=marked, content=False)
+        return "all", packet._replace(marked=marked, content=False)
 
     def ask_up(self, child: int, nak: Nak) -> tuple[Target, Packet | Nak] | None:
         """Takes a child's NAK: it lacks the result of a PSN.  Returns the result, or the same NAK, to the parent where
@@ -317,7 +323,7 @@ class SlotSwitch:
 
     def _sum(self, slot: Slot) -> Packet:
         """The packet that goes up: lanes are wanted back as soon as one child wants them."""
-        return replace(slot.packet, content=slot.content == self.all)
+        return slot.packet._replace(content=slot.content == self.all)
 
     def _slot_of(self, psn: int) -> Slot | None:
         """The slot that holds this PSN, if one does."""
@@ -335,6 +341,6 @@ def _added(so_far: Packet, packet: Packet) -> Packet:
     """A slot's packet with one contribution more; the headers are those of one that has lanes, where there is any."""
     ack, marked = packet.ack | so_far.ack, packet.marked or so_far.marked
     if packet.presence or so_far.presence:
-        return replace(so_far if packet.presence else packet, ack=ack, marked=marked, content=False)
+        return (so_far if packet.presence else packet)._replace(ack=ack, marked=marked, content=False)
     lanes = combine(packet.operation, so_far.lanes, packet.lanes)
-    return replace(packet, ack=ack, marked=marked, content=False, lanes=lanes)
+    return packet._replace(ack=ack, marked=marked, content=False, lanes=lanes)

@@ -15,7 +15,7 @@ from netfold.topo.network import sandbox
 from support import needs
 from support.fabrics import leafspine
 from support.steady import BOUND, Steady
-from support.topo import ENGINES, in_sandbox
+from support.topo import ENGINES_LONG, in_sandbox
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -32,7 +32,7 @@ def fabric_of(engine: Engine) -> Fabric:
                                    standby=f"unix:{sandbox.rundir()}/standby.sock")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=200)
 def test_jobs_go_on_untouched_while_controllers_are_killed(engine: Engine, tmp_path: Path) -> None:
     """One is killed, one is asked to end, one dies and its standby takes over, which yields to one that is started
@@ -56,7 +56,7 @@ def test_jobs_go_on_untouched_while_controllers_are_killed(engine: Engine, tmp_p
     assert len({end["operations"] for end in ends}) == 1
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=200)
 def test_a_standby_takes_over_from_a_controller_that_hangs(engine: Engine, tmp_path: Path) -> None:
     """The ranks go on without a round; the controller that hung ends when it wakes up."""

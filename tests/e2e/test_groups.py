@@ -13,7 +13,7 @@ from netfold.fabric.graph import Engine
 from netfold.topo.network import sandbox
 from support import combinations, needs
 from support.fabrics import leafspine
-from support.topo import ENGINES, beside, in_sandbox, program
+from support.topo import ENGINES_LONG, beside, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -29,7 +29,7 @@ BELOW = ("0 1", "2 3")
 """Groups of two hosts below one leaf."""
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=250)
 def test_the_groups_of_a_mesh_fold_beside_their_job(engine: Engine, tmp_path: Path) -> None:
     """Four ranks below two leaves: both dimensions of a (2, 2) mesh, groups that overlap, and the job itself sum right

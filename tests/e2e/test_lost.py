@@ -15,7 +15,7 @@ from netfold.fabric.graph import Engine, Fabric, Host
 from netfold.topo.network import sandbox
 from support import needs
 from support.fabrics import leafspine
-from support.topo import ENGINES, in_sandbox, program
+from support.topo import ENGINES_LONG, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -33,7 +33,7 @@ BOUND = 20.0
 CASES = [("innet", "stop"), ("innet", "stay"), ("innet", "kill"), ("tcp", "stop"), ("roce", "stop")]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=250)
 def test_every_other_rank_names_the_lost_one(engine: Engine, tmp_path: Path) -> None:
     """Operation, size and rank stand in each error, in time; the flight recorder has the operation as failed."""
@@ -62,7 +62,7 @@ def test_every_other_rank_names_the_lost_one(engine: Engine, tmp_path: Path) -> 
 SEVERAL = [("stop", "rank 3 does not answer"), ("stay", "rank 3 answers, and has not called"), ("kill", "rank 3")]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=250)
 def test_over_several_rails_it_is_named_with_the_state_of_each(engine: Engine, tmp_path: Path) -> None:
     """The same where one allreduce goes over two planes, whether it is cut or not."""

@@ -16,7 +16,7 @@ from netfold.wire.operator import Status
 from support import needs
 from support.fabrics import leafspine
 from support.steady import Steady
-from support.topo import ENGINES, in_sandbox
+from support.topo import ENGINES_LONG, in_sandbox
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -44,7 +44,7 @@ def slots_used(switch: str, status: Status) -> int:
     return next(s.slots_used for s in status.switches if s.name == switch)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=200)
 def test_a_spine_is_drained_under_running_ranks(engine: Engine, tmp_path: Path) -> None:
     """All ranks go on without it, no sum is wrong and none is lost; not one packet passes it any more, until it is used

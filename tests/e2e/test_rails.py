@@ -18,7 +18,7 @@ from netfold.fabric.graph import Engine, Fabric
 from netfold.topo.network import sandbox
 from support import combinations, needs
 from support.fabrics import leafspine
-from support.topo import ENGINES, beside, in_sandbox, program
+from support.topo import ENGINES_LONG, beside, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -41,7 +41,7 @@ def test_a_folding_plane_that_is_cut_costs_no_sum(tmp_path: Path) -> None:
     cut_and_back("innet@a+innet@b", "softswitch", tmp_path, standstill=1.0)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=150)
 def test_one_of_two_unlike_planes_is_cut(engine: Engine, tmp_path: Path) -> None:
     """Plane b is cut while a sum is under way: it and all others are exact, on one rail; back, it is used again.  Then

@@ -14,7 +14,7 @@ from netfold.rpc.certificates import Certificates
 from netfold.topo.network import sandbox
 from support import needs
 from support.fabrics import leafspine
-from support.topo import ENGINES, in_sandbox, program
+from support.topo import ENGINES_LONG, in_sandbox, program
 from switch_support.certificates import Authority
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
@@ -24,7 +24,7 @@ from netfold.topo.network.switches import SwitchFailed
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=200)
 def test_ranks_fold_over_switches_that_ask_for_certificates(engine: Engine, tmp_path: Path) -> None:
     """The controller shows its certificate to all switches, which listen at TCP ports of loopback; sums are exact."""
@@ -43,7 +43,7 @@ def test_ranks_fold_over_switches_that_ask_for_certificates(engine: Engine, tmp_
     assert len({result["digest"] for result in results}) == 1
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=100)
 def test_no_engine_starts_where_others_reach_it_without_tls(engine: Engine, tmp_path: Path) -> None:
     """BMv2 would listen there without a word; topo/ does not start it."""

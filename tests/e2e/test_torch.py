@@ -13,7 +13,7 @@ from netfold.fabric.graph import Engine
 from netfold.topo.network import sandbox
 from support import needs
 from support.fabrics import leafspine
-from support.topo import ENGINES, in_sandbox, program
+from support.topo import ENGINES_LONG, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -32,7 +32,7 @@ steps, or, of all, one of the two ranks of a machine half."""
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("engine", "members"), [("softswitch", 1), ("softswitch", 2), pytest.param("bmv2", 1, marks=ENGINES[1].marks)]
+    ("engine", "members"), [("softswitch", 1), ("softswitch", 2), pytest.param("bmv2", 1, marks=ENGINES_LONG[1].marks)]
 )
 @in_sandbox(timeout=260)
 def test_a_training_script_folds_with_one_line_more(engine: Engine, members: int, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def reduced_inside(output: list[list[str]]) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=280)
 def test_the_dimensions_of_a_device_mesh_fold(engine: Engine, tmp_path: Path) -> None:
     """Eight ranks on four hosts below two leaves, as two replicas of four shards: what is replicated between the leaves

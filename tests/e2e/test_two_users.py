@@ -22,7 +22,7 @@ from netfold.wire import roce
 from support import needs
 from support.credentials import scopes, tenant
 from support.fabrics import leafspine
-from support.topo import ENGINES, in_sandbox, program
+from support.topo import ENGINES_LONG, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -60,7 +60,7 @@ def fabric_of(engine: Engine, folder: Path) -> Fabric:
     return msgspec.structs.replace(fabric, tenants=tenants, **scopes(folder))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=290)
 def test_two_users_of_the_same_hosts_fold_and_train_side_by_side(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,7 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
@@ -74,7 +74,7 @@ class TerribleNetwork:
             self.lost += 1
             return
         if self.rng.random() < self.mark and not isinstance(packet, Nak):
-            packet = replace(packet, marked=True)
+            packet = packet._replace(marked=True)
         for _ in range(2 if self.rng.random() < self.duplicate else 1):
             late = self.rng.randrange(self.late) if self.rng.random() < self.reorder else 0
             self.at(leaves + self.delay + late, lambda: deliver(packet))

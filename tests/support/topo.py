@@ -30,6 +30,12 @@ ENGINES = [
     "softswitch",
     pytest.param("bmv2", marks=pytest.mark.needs("bmv2")),
 ]
+ENGINES_LONG = [
+    "softswitch",
+    pytest.param("bmv2", marks=[pytest.mark.needs("bmv2"), pytest.mark.long]),
+]
+"""For tests of hosts and controllers, which no change of the P4 program alone can break: a change need not wait for
+them on BMv2."""
 
 
 def in_sandbox(timeout: float = 120) -> Callable[[Callable[P, None]], Callable[P, None]]:

@@ -8,7 +8,7 @@ import fcntl
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +40,12 @@ def fuzzing(request: pytest.FixtureRequest) -> fuzz.Fuzz:
         request.node.add_marker(pytest.mark.timeout(seconds + 300))
     return fuzz.Fuzz(seconds, seed if seed is not None else time.time_ns() if seconds else fuzz.SEED,
                      long=request.config.getoption("--long"))
+
+
+@pytest.fixture
+def schedules(request: pytest.FixtureRequest) -> Callable[[int], int]:
+    """How many schedules of a state machine are drawn: so many, and ten times as many with `--long`."""
+    return lambda few: few * (fuzz.LONG if request.config.getoption("--long") else 1)
 
 
 # ---- what a test needs -----------------------------------------------------------------------------------------------

@@ -183,7 +183,15 @@ def test_without_the_rule_something_wrong_is_believed(
     assert isinstance(report.wrong, wrong), explained(report)
 
 
-@pytest.mark.parametrize("fabric", [CHEAT, ModelFabric(("rr",), message=1, slots=2, psns=5)], ids=named)
+@pytest.mark.parametrize(
+    "fabric",
+    [
+        pytest.param(CHEAT, marks=pytest.mark.long),  # 40,000 states
+        replace(CHEAT, slots=2, psns=3),
+        ModelFabric(("rr",), message=1, slots=2, psns=5),
+    ],
+    ids=named,
+)
 def test_a_rank_without_credits_and_too_few_slots_make_no_wrong_sum(fabric: ModelFabric) -> None:
     """A rank that ignores its credits, and a range with too few slots, can leave others stuck, but no sum is ever
     wrong."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from functools import lru_cache
 
 from softswitch.engine.entities import Count, Do, DoAction, DoGroup, DoMember, Entry, MeterConfig
 from softswitch.engine.errors import ERRORS, EngineError, Internal, InvalidArgument
@@ -203,8 +204,12 @@ def chunks(first: int, n: int, size: int) -> Iterator[tuple[int, int]]:
         yield at, min(size, first + n - at)
 
 
-def read_info(r: Reader) -> ProgramInfo:
-    """Decode the description of the loaded program: its tables, externs and errors."""
+@lru_cache(maxsize=64)
+def read_info(described: bytes) -> ProgramInfo:
+    """Decode the description of the loaded program: its tables, externs and errors.  Switches with one program share
+    it."""
+    r = Reader(described)
+
     def keys() -> tuple[KeyField, ...]:
         (n,) = r.unpack("<I")
         return tuple(KeyField(r.text(), *_kind_bits(r)) for _ in range(n))

@@ -76,7 +76,7 @@ class Engine:
     def __init__(self, transport: Transport) -> None:
         self._channel = Channel(transport)
         try:
-            self.info = read_info(Reader(self._channel.one(request(Op.INFO))))
+            self.info = read_info(self._channel.one(request(Op.INFO)))
         except BaseException:
             self._channel.close()
             raise

@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -32,40 +33,57 @@ class Transport(Protocol):
         """Closes the connection; further calls raise Internal."""
 
 
+@cache
+def _declared(library: Path) -> ctypes.CDLL:
+    """The library of a switch, with the types of its functions."""
+    lib = ctypes.CDLL(str(library))
+    lib.ss_capture_open.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.POINTER(ctypes.c_char_p)]
+    lib.ss_capture_open.restype = ctypes.c_void_p
+    lib.ss_capture_close.argtypes = [ctypes.c_void_p]
+    lib.ss_capture_close.restype = None
+    lib.ss_capture_receive.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_uint32,
+                                       ctypes.c_uint64]
+    lib.ss_capture_receive.restype = None
+    lib.ss_capture_tick.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+    lib.ss_capture_tick.restype = ctypes.c_uint64
+    lib.ss_capture_control.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t,
+                                       ctypes.c_void_p, ctypes.c_size_t]
+    lib.ss_capture_control.restype = ctypes.c_size_t
+    lib.ss_capture_take.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)]
+    lib.ss_capture_take.restype = ctypes.c_void_p
+    lib.ss_capture_limit.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32]
+    lib.ss_capture_limit.restype = None
+    return lib
+
+
+class _ReplySpace(threading.local):
+    """Where a thread's switches write their replies: one buffer for all of them."""
+
+    def __init__(self) -> None:
+        self.buffer = ctypes.create_string_buffer(MESSAGE_MAX)
+
+
+_SPACE = _ReplySpace()
+
+
 class InProcess:
     """A switch in a library (runtime/capture.c is its other end), with frames in and out by function call."""
 
     def __init__(self, library: Path, *, cpu_port: int | None, seed: int) -> None:
-        self._lib = lib = ctypes.CDLL(str(library))
-        lib.ss_capture_open.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.POINTER(ctypes.c_char_p)]
-        lib.ss_capture_open.restype = ctypes.c_void_p
-        lib.ss_capture_close.argtypes = [ctypes.c_void_p]
-        lib.ss_capture_close.restype = None
-        lib.ss_capture_receive.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_uint32,
-                                           ctypes.c_uint64]
-        lib.ss_capture_receive.restype = None
-        lib.ss_capture_tick.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
-        lib.ss_capture_tick.restype = ctypes.c_uint64
-        lib.ss_capture_control.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t,
-                                           ctypes.c_void_p, ctypes.c_size_t]
-        lib.ss_capture_control.restype = ctypes.c_size_t
-        lib.ss_capture_take.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)]
-        lib.ss_capture_take.restype = ctypes.c_void_p
-        lib.ss_capture_limit.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32]
-        lib.ss_capture_limit.restype = None
+        self._lib = lib = _declared(library)
         why = ctypes.c_char_p()
         self._capture = lib.ss_capture_open(NO_PORT if cpu_port is None else cpu_port, seed, ctypes.byref(why))
         if not self._capture:
             raise Internal(f"{library}: cannot open the switch: {(why.value or b'no reason given').decode()}")
-        self._reply = ctypes.create_string_buffer(MESSAGE_MAX)
         self._lock = threading.Lock()      # the switch is single-threaded, and ctypes releases the interpreter's lock
         self.now_us = 0
 
     def exchange(self, batch: bytes) -> bytes:
         with self._lock:
             self._alive()
-            n = self._lib.ss_capture_control(self._capture, self.now_us, batch, len(batch), self._reply, MESSAGE_MAX)
-            return ctypes.string_at(self._reply, n)
+            reply = _SPACE.buffer
+            n = self._lib.ss_capture_control(self._capture, self.now_us, batch, len(batch), reply, MESSAGE_MAX)
+            return ctypes.string_at(reply, n)
 
     def receive(self, port: int, frame: bytes) -> None:
         """Runs one frame through the pipeline."""
