@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,12 @@ def shared_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=shared_memory.SHARED) as folder:
         monkeypatch.setattr(shared_memory, "SHARED", folder)
         yield Path(folder)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """matplotlib is missing: for tests of data alone, which need not wait for the figures that are drawn of them."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:

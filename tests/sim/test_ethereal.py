@@ -66,14 +66,9 @@ def test_the_command_writes_results_and_figures_and_says_its_seed(tmp_path: Path
     assert "time / random spraying's" in texts
 
 
-@pytest.mark.usefixtures("small")
-def test_without_matplotlib_the_data_are_written_and_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("small", "undrawn")
+def test_without_matplotlib_the_data_are_written_and_the_extra_is_named(tmp_path: Path) -> None:
     """A machine without the extra loses the figures alone, and hears how to get them."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
     said: list[str] = []
     run(Comparison(**{**SMALL, "sizes": [1]}), out=tmp_path, jobs=1, echo=said.append)
     assert "pip install matplotlib" in said[-2]
@@ -81,7 +76,7 @@ def test_without_matplotlib_the_data_are_written_and_the_extra_is_named(
     assert not list(tmp_path.glob("*.svg"))
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small", "undrawn")
 @pytest.mark.slow
 def test_equal_seeds_give_equal_rows(tmp_path: Path) -> None:
     """Two runs with the same seed give the same rows."""
@@ -231,7 +226,7 @@ def test_a_ray_cluster_that_is_not_there_is_not_waited_for(scheme: str, monkeypa
     sys.modules["ray"].init.assert_not_called()
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small", "undrawn")
 def test_several_links_break_the_papers_first(tmp_path: Path) -> None:
     """The given number of different cables break, and each number has its rows; healthy runs are not repeated."""
     topology = FABRICS["leaf-spine"]()
@@ -249,7 +244,7 @@ def test_several_links_break_the_papers_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small", "undrawn")
 def test_a_run_that_was_ended_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is simulated twice, and the results are those of a run in one go; other settings are not mixed in."""
     whole = tmp_path / "whole"
@@ -284,8 +279,8 @@ def test_without_joblib_the_sweep_says_that_it_runs_alone(monkeypatch: pytest.Mo
         list(sweep(_square, [2], jobs=2))
 
 
-@pytest.mark.needs("matplotlib")
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_the_short_form_has_a_pipeline_and_every_state(tmp_path: Path) -> None:
     """`netfold sim ethereal --short` simulates 64 hosts, a collective and a training step in three dimensions."""
     result = CliRunner().invoke(app, ["sim", "ethereal", "--short", "--out", str(tmp_path), "--jobs", "1", "--schemes",
@@ -299,6 +294,7 @@ def test_the_short_form_has_a_pipeline_and_every_state(tmp_path: Path) -> None:
         assert f"netfold finishes up to 30 % earlier than spray, {state}:" in " ".join(result.output.split())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_fabric_file_is_simulated_as_it_says(tmp_path: Path) -> None:
     """Hosts, uplinks and rates are those of the file; names that are none, and irregular fabrics, are refused."""
     file = tmp_path / "lab.toml"
