@@ -302,10 +302,10 @@ def explore(kind: type[Machine], examples: int, *, shrink: bool = True) -> None:
     ],
 )
 def test_the_program_does_what_the_model_does(
-    topo: str, window: int, slots: int, examples: int, schedules: Callable[[int], int]
+    topo: str, window: int, slots: int, examples: int, thorough: Callable[[int], int]
 ) -> None:
     """One to three levels: the same packets as the model, exact sums, and no rank stuck, on any schedule."""
-    explore(machine(topo, window, slots), schedules(examples))
+    explore(machine(topo, window, slots), thorough(examples))
 
 
 @pytest.mark.parametrize(
@@ -317,11 +317,11 @@ def test_the_program_does_what_the_model_does(
     ],
 )
 def test_the_program_does_what_the_model_does_without_lanes(
-    topo: str, window: int, slots: int, examples: int, schedules: Callable[[int], int]
+    topo: str, window: int, slots: int, examples: int, thorough: Callable[[int], int]
 ) -> None:
     """Some contribute and others are there, some want the lanes and to others the acknowledgement is enough, in any
     mixture: the same packets as the model, exact sums to who wants them and to nobody else, and no rank stuck."""
-    explore(machine(topo, window, slots, roles=True), schedules(examples))
+    explore(machine(topo, window, slots, roles=True), thorough(examples))
 
 
 @pytest.mark.parametrize(("topo", "window", "slots"), [("leafspine,1,0,2", 1, 1), ("leafspine,2,1,3", 2, 2)])

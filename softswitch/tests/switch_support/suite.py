@@ -43,8 +43,8 @@ def fuzzing(request: pytest.FixtureRequest) -> fuzz.Fuzz:
 
 
 @pytest.fixture
-def schedules(request: pytest.FixtureRequest) -> Callable[[int], int]:
-    """How many schedules of a state machine are drawn: so many, and ten times as many with `--long`."""
+def thorough(request: pytest.FixtureRequest) -> Callable[[int], int]:
+    """How many times something is tried: so many, and ten times as many with `--long`."""
     return lambda few: few * (fuzz.LONG if request.config.getoption("--long") else 1)
 
 

@@ -69,7 +69,11 @@ def names(comm: Communicator) -> list[tuple[int, str, int]]:
 
 @pytest.mark.parametrize(
     ("seed", "loss", "machines"),
-    [*((seed, loss, [[0], [1], [2]]) for seed in range(4) for loss in (0.0, 0.01)), (4, 0.01, [[0, 1], [2]])],
+    [
+        *((seed, loss, [[0], [1], [2]]) for seed in range(2) for loss in (0.0, 0.01)),
+        *(pytest.param(seed, 0.01, [[0], [1], [2]], marks=pytest.mark.long) for seed in range(2, 12)),
+        (4, 0.01, [[0, 1], [2]]),
+    ],
 )
 @pytest.mark.slow
 def test_ranks_that_call_at_different_times_make_the_same_operations(
