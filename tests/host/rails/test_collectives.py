@@ -370,7 +370,7 @@ def test_ranks_that_call_different_collectives_learn_it() -> None:
         [lambda comm: comm.gather(np.ones(1), counts=[1, 2]), lambda comm: comm.gather(np.ones(1), counts=[2, 1])],
     ]
     for one, other in calls:
-        with loopback_rails(["innet", "tcp"], 2, timeout=2.0) as comms:
+        with loopback_rails(["innet", "tcp"], 2) as comms:
             for said in on_every_rank(comms, lambda comm, one=one, other=other: (one, other)[comm.rank](comm)):
                 assert isinstance(said, RankMismatch), said
                 assert "something else; call the same operations" in str(said)
@@ -380,7 +380,7 @@ def test_ranks_that_call_different_collectives_learn_it() -> None:
 def test_a_short_collective_against_a_long_one_is_told_on_both(kinds: Any) -> None:
     """Ranks whose sizes lie on either side of the bound between a sum and a cut operation do not wait in vain."""
     most = SHORT_BYTES - 1024
-    with loopback_rails(kinds, 2, timeout=2.0) as comms:
+    with loopback_rails(kinds, 2) as comms:
         for said in on_every_rank(comms, lambda comm: comm.broadcast(np.zeros(most + 4096 * comm.rank, np.uint8))):
             assert isinstance(said, RankMismatch), said
             assert "call the same operations in the same order on every rank" in str(said)
