@@ -24,7 +24,8 @@ from netfold.host.collectives.inner_step import windows_of
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Array, Flat
 from netfold.host.operation.reduction import Reduction
-from netfold.host.staging.copies import Bundle, Lane, TensorParts
+from netfold.host.staging.bundles import Bundle, Lane
+from netfold.host.staging.copies import TensorParts
 from netfold.host.staging.device import Device, DeviceEvent, DeviceStream
 
 

@@ -16,7 +16,8 @@ from typing import Final, Literal
 import torch
 
 from netfold.host.staging import copies
-from netfold.host.staging.copies import Lane, Spread, Staged
+from netfold.host.staging.bundles import Lane, Spread
+from netfold.host.staging.copies import Staged
 from netfold.host.staging.device import DeviceEvent, DeviceStream
 from netfold.host.staging.lanes import BLOCK, NarrowLanes, blocks_of, scales_of
 

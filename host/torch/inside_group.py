@@ -27,7 +27,7 @@ from netfold.host.errors import CollectiveTimeout, NetFoldError, TransportError
 from netfold.host.mesh.mesh import LOST_RANK_SECONDS, Mesh
 from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.measure import measure_inside
-from netfold.host.staging.copies import Lane
+from netfold.host.staging.bundles import Lane
 from netfold.host.staging.device import Device, DeviceStream
 from netfold.host.staging.device_step import DeviceStep, MachineGroup
 from netfold.host.torch.completion import run_apart

@@ -21,7 +21,8 @@ from netfold.host.errors import Closed
 from netfold.host.operation.coding import LaneBits, narrows
 from netfold.host.operation.rail import FOLDED
 from netfold.host.operation.reduction import ReduceOp
-from netfold.host.staging.copies import Lane, Staged, Staging, TensorParts
+from netfold.host.staging.bundles import Lane
+from netfold.host.staging.copies import Staged, Staging, TensorParts
 from netfold.host.staging.device import Cpu
 from netfold.host.staging.device_step import InsideParts
 from netfold.host.staging.lanes import NarrowLanes
