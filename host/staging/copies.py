@@ -7,7 +7,8 @@
     back                                                                                   copies back -> done
 
 Nothing waits for a whole device.  The thread that waits for a collective is blocked until the copies back have begun,
-as with gloo; then its stream is ordered behind ``done``, and the thread goes on.
+as with gloo; then its stream is ordered behind ``done``, and the thread goes on.  With a ``chain`` the copies back are
+given to the device at the call, and nobody is blocked.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Final
 import torch
 
 from netfold.host.staging.bundles import Bundle, Lane, SparseBundle, Spread
+from netfold.host.staging.chain import Chain, Step, word_buffer
 from netfold.host.staging.device import Device, device_of
 
 SMALL: Final = 1 << 20
@@ -82,11 +84,36 @@ class Staged:
         self.lane, self._bundles, self._spread = lane, bundles, spread
         self._ready = lane.ready()
         self._done = lane.device.event()
+        self.chain: Chain | None = None
+        """The copies back that the device begins; None: the host does."""
+        lane.device.by_host.add(self)
 
     @property
     def place(self) -> torch.device:
         """The device."""
         return self.lane.device.place
+
+    def chain_up(self) -> str:
+        """Lets the device begin the copies back, which ``chain.give`` gives it; else returns why that cannot be.
+        Raises ValueError for a device that cannot."""
+        _ = self.lane.device.flags
+        steps = self._steps()
+        if isinstance(steps, str):
+            return steps
+        if others := self.lane.device.by_host.others(self):
+            return f"the host copies {others} other operations that are under way"
+        if self.lane.device.pool.full or (buffer := word_buffer(self.lane)) is None:
+            return f"copies have {self.lane.device.pool.taken >> 20} MiB of pinned memory"
+        self.chain = Chain(self.lane, self._ready, buffer, steps, self._end, self._done)
+        self.lane.device.by_host.discard(self)
+        return ""
+
+    def withdraw(self) -> None:
+        """The host begins the copies back after all; the device was given none."""
+        if self.chain is not None:
+            self.chain.release()
+            self.chain = None
+            self.lane.device.by_host.add(self)
 
     def order(self) -> None:
         """Orders the calling thread's stream behind the copies back, which have begun."""
@@ -105,7 +132,12 @@ class Staged:
         return self.lane.device.on(self.lane.back)
 
     def drop(self) -> None:
-        """The call has ended with an error: nothing more is copied back.  After its end this does nothing."""
+        """The call has ended with an error: nothing more is copied back, but NaN by a chain.  After its end this does
+        nothing."""
+        self.lane.device.by_host.discard(self)
+        if self.chain is not None:
+            self.chain.fail()
+            return
         held = [bundle for bundle in self._bundles if bundle.copies]
         back, end = self.lane.back, self.lane.device.event()
         for bundle in held:
@@ -115,7 +147,12 @@ class Staged:
         for bundle in held:
             bundle.release(end)
 
+    def _steps(self) -> Sequence[Step] | str:
+        """What is copied back at once, and then what is next; or why the device cannot begin that by itself."""
+        return "its copies back depend on what the host finds"
+
     def _end(self) -> None:
+        self.lane.device.by_host.discard(self)
         for spread in self._spread:
             if spread is not None:
                 spread.back(self.lane)
@@ -162,15 +199,29 @@ class Copies(Staged):
 
     def fill(self) -> None:
         """Begins to copy back what the call has filled."""
+        if self.chain is not None:
+            self.chain.advance()
+            return
         self.lane.back.wait_event(self._ready)  # what is filled alone may still have been read
-        for bundle, (group, _) in zip(self._bundles, self._groups, strict=True):
-            which = [place for place, tensor in enumerate(group) if id(tensor) in self._fills]
+        for bundle, which in self._filled():
             if which:
                 bundle.fill(which)
         self._end()
         for bundle in self._bundles:
             bundle.release(self._done)
         self._groups, self._copy = [], {}
+
+    def _filled(self) -> Step:
+        """All bundles, and which of their tensors the call fills."""
+        return [
+            (bundle, [place for place, tensor in enumerate(group) if id(tensor) in self._fills])
+            for bundle, (group, _) in zip(self._bundles, self._groups, strict=True)
+        ]
+
+    def _steps(self) -> Sequence[Step] | str:
+        if any(isinstance(bundle, SparseBundle) for bundle in self._bundles):
+            return "its size is known at the end alone"
+        return [self._filled()]
 
 
 class TensorParts(Staged):
@@ -201,7 +252,8 @@ class TensorParts(Staged):
         """
         lane = self.lane
         try:
-            lane.back.wait_event(self._ready)
+            if self.chain is None:
+                lane.back.wait_event(self._ready)
             for at, bundle in enumerate(self._bundles):
                 for soon in self._bundles[at : at + AHEAD]:
                     if not soon.begun:
@@ -209,14 +261,24 @@ class TensorParts(Staged):
                         soon.out(lane.late, self._ready)
                 bundle.arrive()
                 reduce(bundle.copies[0], self._places[at])
+                if self.chain is not None:
+                    self.chain.advance()
+                    continue
                 bundle.fill([0])
                 copied = lane.device.event()
                 copied.record(lane.back)
                 bundle.release(copied)
         except BaseException:
-            self.drop()
+            if self.chain is None:  # else once the error is known
+                self.drop()
             raise
-        self._end()
+        if self.chain is None:
+            self._end()
+
+    def _steps(self) -> Sequence[Step] | str:
+        if not all(bundle.begun for bundle in self._bundles):
+            return f"copies have {self.lane.device.pool.taken >> 20} MiB of pinned memory"
+        return [[(bundle, [0])] for bundle in self._bundles]
 
 
 def _together(tensors: list[torch.Tensor], reads: set[int]) -> list[tuple[list[torch.Tensor], bool]]:

@@ -7,15 +7,21 @@ share.  Tests have one whose copies happen as late as events and streams allow (
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch.futures import Future
 
+from netfold.host.staging.flags import WORD_BYTES, HostCopies, StreamFlags, flags_of, word_of
 from netfold.host.staging.pool import Pool
+
+TRIED_SECONDS: Final = 5.0
+"""Most time within which a raised word has to let a stream go on."""
 
 
 class DeviceEvent(Protocol):
@@ -73,6 +79,14 @@ class Device(Protocol):
     def capturing(self) -> bool:
         """True if the calling thread's operations are recorded for a graph, and not run."""
 
+    @property
+    def flags(self) -> StreamFlags:
+        """The waits of its streams for the host.  Raises ValueError with the reason if it has none."""
+
+    @property
+    def by_host(self) -> HostCopies:
+        """The calls under way whose copies the host begins."""
+
 
 class Accelerator:
     """The accelerator that torch has.  Raises RuntimeError where torch has no module for such devices."""
@@ -81,6 +95,9 @@ class Accelerator:
         self._place = place
         self._module = torch.get_device_module(place)
         self._pool = Pool(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, pin_memory=True))
+        self._flags: StreamFlags | None = None
+        self._trying = threading.Lock()
+        self.by_host = HostCopies()
 
     @property
     def place(self) -> torch.device:
@@ -91,12 +108,17 @@ class Accelerator:
         return stream
 
     def stream(self) -> DeviceStream:
-        stream: DeviceStream = torch.Stream(device=self._place)
+        # CUDA's own class has the driver's handle, and lets other threads run while the driver waits for room
+        kind = self._module.Stream if self._place.type == "cuda" else torch.Stream
+        stream: DeviceStream = kind(device=self._place)
         return stream
 
     def event(self) -> DeviceEvent:
         # who waits sleeps: ranks that share a machine with switches have no processor to wait with
-        event: DeviceEvent = torch.Event(device=self._place, blocking=True)
+        if self._place.type == "cuda":  # torch.Event keeps all threads waiting where the driver waits for room
+            event: DeviceEvent = self._module.Event(blocking=True)
+        else:
+            event = torch.Event(device=self._place, blocking=True)
         return event
 
     def on(self, stream: DeviceStream) -> AbstractContextManager[object]:
@@ -121,6 +143,13 @@ class Accelerator:
         asks = getattr(self._module, "is_current_stream_capturing", None)
         return bool(asks is not None and asks())
 
+    @property
+    def flags(self) -> StreamFlags:
+        with self._trying:
+            if self._flags is None:
+                self._flags = tried(self, flags_of(self._place, self.on))
+            return self._flags
+
 
 class Cpu:
     """The CPU as a device, for tensors that are treated as those of accelerators: whatever it is given is done at once.
@@ -130,6 +159,7 @@ class Cpu:
 
     def __init__(self) -> None:
         self.pool = Pool(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
+        self.by_host = HostCopies()
 
     def current(self) -> Cpu:
         return self
@@ -163,6 +193,10 @@ class Cpu:
     def capturing(self) -> bool:
         return False
 
+    @property
+    def flags(self) -> StreamFlags:
+        raise ValueError("the CPU's work is done at once")
+
 
 def kind() -> str | None:
     """The type of devices that torch has beside the CPU, such as "cuda"; None: there is none."""
@@ -188,6 +222,42 @@ def device_of(tensor: torch.Tensor) -> Device | None:
             f"here is {kind() or 'none'}; move it there"
         )
     return _accelerator(place)
+
+
+def tried(device: Device, flags: StreamFlags, seconds: float = TRIED_SECONDS) -> StreamFlags:
+    """The same waits, once a stream of the device has waited for a word, and gone on.  Raises ValueError."""
+    buffer = device.pool.take(WORD_BYTES)
+    assert buffer is not None
+    word, stream, before, after = word_of(buffer), device.stream(), device.event(), device.event()
+    before.record(stream)
+    try:
+        flags.wait(stream, word, 1)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
+    after.record(stream)
+    before.synchronize()
+    if after.query():
+        raise ValueError("a stream went on before its word was raised")
+    flags.raise_to(word, 1)
+    end = time.monotonic() + seconds
+    while not after.query():
+        if time.monotonic() >= end:
+            raise ValueError(f"a stream had not gone on {seconds:g} s after its word was raised")
+        time.sleep(1e-4)
+    device.pool.give(buffer, after)
+    return flags
+
+
+def check_flags() -> None:
+    """Raises ValueError unless streams of torch's current device can wait for the host."""
+    name = kind()
+    if name is None:
+        raise ValueError("torch has no accelerator here")
+    here = torch.empty(0, device=name).device
+    try:
+        _ = _accelerator(here).flags
+    except ValueError as error:
+        raise ValueError(f"{here}: {error}") from error
 
 
 @cache

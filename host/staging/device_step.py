@@ -182,6 +182,9 @@ class InsideParts(TensorParts):
             raise
         self._end()
 
+    def _steps(self) -> str:
+        return "the ranks of the machine reduce it on their devices"
+
     def _convert(self, into: torch.Tensor, values: torch.Tensor) -> None:
         for held in (into, values):
             self.lane.device.hold(held, self.lane.back)

@@ -109,10 +109,14 @@ class NarrowParts(Staged):
 
     def drop(self) -> None:
         """The call has ended: nothing more is copied back."""
+        self.lane.device.by_host.discard(self)
         while self._words:
             self._words.pop().release(self.lane.back)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
+    def _steps(self) -> str:
+        return "the device makes its lanes, by scales that the host finds"
+
     def _run(self, lanes: NarrowLanes, divisor: float, reduce: Reduce) -> None:
         late, back, device = self.lane.late, self.lane.back, self.lane.device
 

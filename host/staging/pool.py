@@ -60,6 +60,13 @@ class Pool:
                 self.taken -= size
             raise
 
+    @property
+    def full(self) -> bool:
+        """True if more than ``AHEAD`` bytes are in use."""
+        with self._lock:
+            self._reclaim()
+            return self.taken > AHEAD
+
     def give(self, buffer: torch.Tensor, after: LastUse) -> None:
         """Takes a buffer back, which is used again after this event."""
         with self._lock:

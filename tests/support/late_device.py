@@ -4,6 +4,7 @@
 Its tensors are the CPU's.  What a stream is given is done when somebody waits for an event behind it, so that whoever
 reads a copy before its event finds what was there before it: pinned memory that has never been used is full of NaN, and
 so is what is used again.  Streams are those of CUDA: work in order, and no order between two of them without an event.
+Or, as a driver may also do it, all of them are one queue, in the order in which they were given their work (``queue``).
 """
 
 from __future__ import annotations
@@ -13,13 +14,19 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.futures import Future
 
+from netfold.host.staging.flags import HostCopies, StreamFlags
 from netfold.host.staging.pool import Pool
 
+PATIENCE: Final = 60.0
+"""Seconds after which a stream that waits for the host is an error."""
 POISON = 0xFF
 """Each byte of memory that nobody has filled: NaN as a float of any width, -1 as an integer."""
 
@@ -32,30 +39,75 @@ class Mark:
         self.reached = False
 
 
+@dataclass(frozen=True)
+class Held:
+    """A word of the host's memory, and the value that a stream waits for."""
+
+    word: NDArray[np.uint32]
+    value: int
+
+    @property
+    def free(self) -> bool:
+        """True once the host has raised it."""
+        return int(self.word[0]) >= self.value
+
+
+Item = Callable[[], object] | Mark | Held
+
+
 class LateStream:
     """Work in order."""
 
     def __init__(self, device: LateDevice) -> None:
         self.device = device
-        self.given: deque[Callable[[], object] | Mark] = deque()
-        """Work, marks to be reached, and, of other streams, marks to be waited for."""
+        self.given: deque[Item] = deque()
+        """Work, marks to be reached, words to be raised, and, of other streams, marks to be waited for."""
 
     def wait_event(self, event: LateEvent) -> None:
+        if event.mark is not None:
+            self.take(event.mark)
+
+    def take(self, item: Item) -> None:
+        """Puts something behind all that it was given."""
         with self.device.lock:
-            if event.mark is not None:
-                self.given.append(event.mark)
+            self.given.append(item)
+            if self.device.queue is not None:
+                self.device.queue.append(self)
             if self is self.device.host:
                 self.device.run(self)
 
     def step(self) -> None:
-        """Does what comes first, and before it what that waits for."""
-        first = self.given.popleft()
-        if not isinstance(first, Mark):
+        """Does what comes first, or something of what that waits for; waits for the host where only that can go on."""
+        if self.device.queue:
+            self.device.queue[0].do_first()
+        elif self.given:
+            self.do_first()
+
+    def do_first(self) -> None:
+        """Does what comes first, unless that has to wait."""
+        first = self.given[0]
+        if isinstance(first, Held) and not first.free:
+            if not self.device.raised.wait(PATIENCE):
+                raise TimeoutError(f"a stream has waited {PATIENCE:g} s for a word")
+            return
+        if isinstance(first, Mark) and first.stream is not self and not first.reached:
+            first.stream.step()
+            return
+        self.given.popleft()
+        if self.device.queue is not None:
+            self.device.queue.popleft()
+        if isinstance(first, Mark):
+            first.reached = first.reached or first.stream is self
+        elif not isinstance(first, Held):
             first()
-        elif first.stream is self:
-            first.reached = True
-        else:
-            self.device.come_to(first)
+
+    def stuck(self) -> bool:
+        """True if it cannot go on before the host has raised a word."""
+        head = self.device.queue[0] if self.device.queue else self
+        first = head.given[0] if head.given else None
+        if isinstance(first, Mark) and first.stream is not head and not first.reached:
+            return first.stream.stuck()
+        return isinstance(first, Held) and not first.free
 
 
 class LateEvent:
@@ -68,9 +120,7 @@ class LateEvent:
     def record(self, stream: LateStream) -> None:
         with self.device.lock:
             self.mark = Mark(stream)
-            stream.given.append(self.mark)
-            if stream is self.device.host:
-                self.device.run(stream)
+            stream.take(self.mark)
 
     def synchronize(self) -> None:
         with self.device.lock:
@@ -110,17 +160,38 @@ class LateFuture(Future[Any]):
         return super().then(behind)
 
 
+class LateFlags:
+    """Implements ``staging.flags.StreamFlags``."""
+
+    def __init__(self, device: LateDevice) -> None:
+        self.device = device
+
+    def wait(self, stream: LateStream, word: NDArray[np.uint32], value: int) -> None:
+        stream.take(Held(word, value))
+
+    def raise_to(self, word: NDArray[np.uint32], value: int) -> None:
+        with self.device.lock:
+            word[0] = value
+            self.device.raised.notify_all()
+
+
 class LateDevice:
     """Implements ``staging.device.Device``.
 
-    seed  of what happens earlier than it has to; None: nothing does
+    seed    of what happens earlier than it has to; None: nothing does
+    queued  all streams are one queue, so that each may have to wait for what another was given before
     Threads work on ``host`` unless they say otherwise (``on``): a stream whose work is done at once, so that what a
     test reads there is what it has waited for.
     """
 
-    def __init__(self, seed: int | None = None, place: str = "cpu") -> None:
+    def __init__(self, seed: int | None = None, place: str = "cpu", *, queued: bool = False) -> None:
         self.place = torch.device(place)
         self.lock = threading.RLock()
+        self.raised = threading.Condition(self.lock)
+        self.queue: deque[LateStream] | None = deque() if queued else None
+        """The streams of all that is given and not done, in the order in which it was given."""
+        self.flags: StreamFlags = LateFlags(self)
+        self.by_host = HostCopies()
         self.failure: Exception | None = None
         """The error for waits on an event, as from a device that is lost."""
         self.held: set[tuple[int, LateStream]] = set()
@@ -168,10 +239,7 @@ class LateDevice:
             with self.on(stream), torch.inference_mode():
                 work()
 
-        with self.lock:
-            stream.given.append(inside)
-            if stream is self.host:
-                self.run(stream)
+        stream.take(inside)
 
     def hold(self, tensor: torch.Tensor, stream: LateStream) -> None:
         self.held.add((tensor.untyped_storage().data_ptr(), stream))
@@ -185,8 +253,9 @@ class LateDevice:
     # ---- inside ------------------------------------------------------------------------------------------------------
     def run(self, stream: LateStream) -> None:
         """Does all that a stream was given."""
-        while stream.given:
-            stream.step()
+        with self.lock:
+            while stream.given:
+                stream.step()
 
     def come_to(self, mark: Mark) -> None:
         """Does what comes before a mark, and nothing else."""
@@ -196,7 +265,7 @@ class LateDevice:
     def hurry(self) -> None:
         """Does, by chance, some of what nobody waits for yet."""
         while self._chance is not None and self._chance.random() < 0.5:
-            waiting = [stream for stream in self.streams if stream.given]
+            waiting = [stream for stream in self.streams if stream.given and not stream.stuck()]
             if not waiting:
                 return
             self._chance.choice(waiting).step()

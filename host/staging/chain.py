@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies back that the device begins by itself, so that the host may run ahead of a collective.
+
+    caller's thread        at the call: gives the device all of this, and goes on
+      out                  ready -> copies out -> arrived
+      back                 arrived, wait for word 1 -> copies back of part 1 -> wait for word 2 -> ... -> done
+    communicator's thread  arrived -> collective of part 1 -> raises the word to 1 -> ...
+
+Nothing is given to the device later.  So the host raises a word after work that the device was given before the wait
+for it, and no order in which a driver carries out several streams can stop that (``flags``).  All memory of the host is
+taken before.
+
+A collective that fails raises the word, too: the program is not there to hear of it, and no stream may hang.  Its
+parts that are not reduced become NaN, as no other value says that there is no sum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+
+from netfold.host.staging.bundles import Bundle, Lane
+from netfold.host.staging.device import DeviceEvent
+from netfold.host.staging.flags import WORD_BYTES, word_of
+
+Step = Sequence[tuple[Bundle, Sequence[int]]]
+"""Bundles that are copied back at once, and which of their copies are."""
+
+
+class Chain:
+    """The copies back of one call, each step behind a wait for the host.
+
+    ready   the end of the work before the call
+    buffer  pinned memory for a word
+    end     gives the device what comes last, and records ``done``
+    """
+
+    def __init__(
+        self, lane: Lane, ready: DeviceEvent, buffer: torch.Tensor, steps: Sequence[Step], end: Callable[[], None],
+        done: DeviceEvent,
+    ) -> None:
+        self._lane, self._ready, self._buffer, self._steps, self._end = lane, ready, buffer, steps, end
+        self._done = done
+        self._word = word_of(buffer)
+        self._count, self._raised = len(steps), 0
+        self._lock = threading.Lock()
+        self._parties = 2
+        """The caller's thread and the one that carries the call, until both are through with the memory."""
+        self._carried = False
+
+    def give(self) -> None:
+        """Gives the copies back to the device, on the caller's thread.  Raises what the device does; then the memory is
+        never used again."""
+        back, flags = self._lane.back, self._lane.device.flags
+        back.wait_event(self._ready)
+        for number, step in enumerate(self._steps, 1):
+            for bundle, _ in step:
+                bundle.precede(back)
+            flags.wait(back, self._word, number)
+            for bundle, which in step:
+                if which:
+                    bundle.fill(which)
+        self._end()
+        self._leave()
+
+    def advance(self) -> None:
+        """The host has filled the next step."""
+        self._raised += 1
+        self._lane.device.flags.raise_to(self._word, self._raised)
+        if self._raised == self._count:
+            self._carry_out()
+
+    def fail(self) -> None:
+        """The call has ended with an error: what is not reduced becomes NaN.  After the last step this does nothing."""
+        if self._carried:
+            return
+        try:
+            for bundle, which in [pair for step in self._steps[self._raised:] for pair in step]:
+                with contextlib.suppress(RuntimeError):  # of a device that has failed
+                    if bundle.begun:
+                        bundle.arrive()  # or its copy out would fill it again
+                for place in which:
+                    spoil(bundle.copies[place])
+        finally:
+            self._raised = self._count
+            self._lane.device.flags.raise_to(self._word, self._count)
+            self._carry_out()
+
+    def release(self) -> None:
+        """Gives up a word for which no stream waits."""
+        never = self._lane.device.event()
+        self._lane.device.pool.give(self._buffer, never)
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    def _carry_out(self) -> None:
+        self._carried = True
+        self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._parties -= 1
+            if self._parties:
+                return
+        for bundle, _ in [pair for step in self._steps for pair in step]:
+            bundle.release(self._done)
+        self._lane.device.pool.give(self._buffer, self._done)
+        self._steps = []
+
+
+def spoil(copy: torch.Tensor) -> None:
+    """Fills a tensor of floats or complex numbers with NaN."""
+    nan = float("nan")
+    copy.fill_(complex(nan, nan) if copy.is_complex() else nan)
+
+
+def word_buffer(lane: Lane) -> torch.Tensor | None:
+    """Pinned memory for a word; None if there is no room."""
+    return lane.device.pool.take(WORD_BYTES, if_room=True)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies back that the device begins by itself: each behind its part's result, or NaN."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from netfold.host.errors import Closed
+from support import needs
+
+torch = pytest.importorskip("torch", reason=needs.reason("torch"))
+
+from netfold.host.staging import copies  # noqa: E402
+from netfold.host.staging import pool as pools  # noqa: E402
+from netfold.host.staging.bundles import Lane  # noqa: E402
+from netfold.host.staging.chain import spoil  # noqa: E402
+from netfold.host.staging.copies import Copies, TensorParts  # noqa: E402
+from netfold.host.staging.pool import LEAST  # noqa: E402
+from support.late_device import LateDevice  # noqa: E402
+
+PART = 40
+"""Bytes of a part."""
+
+
+def parts_of(device: LateDevice, tensor: torch.Tensor) -> TensorParts:
+    """A tensor in parts of ten floats, with a chain that the device was given."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copies, "PART", PART)
+        parts = TensorParts(Lane(device), tensor)
+    assert parts.chain_up() == ""
+    assert parts.chain is not None
+    parts.chain.give()
+    return parts
+
+
+def emptied(device: LateDevice) -> int:
+    """Bytes of pinned memory in use once the device has done everything."""
+    for stream in device.streams:
+        device.run(stream)
+    assert not device.pool.full  # which also looks for what has come back
+    return device.pool.taken
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_each_part_comes_back_behind_its_result(queued: bool) -> None:
+    """A stream that waits for all of a tensor has it as soon as the host has reduced it, in whatever order a driver
+    carries out its streams, and all memory is given back."""
+    device = LateDevice(queued=queued)
+    tensor, seen = torch.arange(25.0), []
+    caller = device.stream()
+    with device.on(caller):
+        parts = parts_of(device, tensor)
+        parts.order()
+        device.enqueue(caller, lambda: seen.append(tensor.tolist()))
+    waiting = threading.Thread(target=device.run, args=(caller,))
+    waiting.start()
+    parts.run(lambda part, place: part.mul_(2))
+    waiting.join()
+    assert seen == [[2.0 * value for value in range(25)]]
+    assert emptied(device) == 0
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_what_a_failed_call_has_not_reduced_becomes_nan(queued: bool) -> None:
+    """No stream hangs, and nothing that comes behind the call reads what looks like a sum, be it the former values."""
+    device = LateDevice(queued=queued)
+    tensor = torch.arange(25.0)
+
+    def reduce(part: torch.Tensor, place: slice) -> None:
+        part.mul_(2)
+        if place.start:
+            raise Closed("the second one")
+
+    parts = parts_of(device, tensor)
+    with pytest.raises(Closed, match="the second one"):
+        parts.run(reduce)
+    parts.drop()
+    parts.order()
+    assert tensor[:10].tolist() == [2.0 * value for value in range(10)]
+    assert tensor[10:].isnan().all()
+    assert emptied(device) == 0
+    untouched = torch.arange(25.0)
+    parts = parts_of(device, untouched)
+    parts.drop()  # it never began to run
+    parts.order()
+    assert untouched.isnan().all()
+    assert emptied(device) == 0
+
+
+def test_buffers_are_used_again_once_both_sides_are_through() -> None:
+    """If the host has done its part before the device was given the copies, their memory is not free yet."""
+    device, tensor = LateDevice(), torch.ones(10)
+    parts = TensorParts(Lane(device), tensor)
+    assert parts.chain_up() == ""
+    assert parts.chain is not None
+    parts.run(lambda part, place: part.mul_(3))
+    held = device.pool.taken
+    assert held > 0
+    assert emptied(device) == held
+    parts.chain.give()
+    parts.order()
+    assert tensor.tolist() == [3.0] * 10
+    assert emptied(device) == 0
+
+
+def test_filled_tensors_alone_are_spoiled() -> None:
+    """An input of a call that fails keeps its values; its outputs are NaN, of each dtype."""
+    device = LateDevice()
+    source, out = torch.arange(4.0), [torch.zeros(3, dtype=torch.complex64), torch.zeros(5, dtype=torch.bfloat16)]
+    call = Copies(Lane(device), [source], out)
+    assert call.chain_up() == ""
+    assert call.chain is not None
+    call.chain.give()
+    call.drop()
+    call.order()
+    assert source.tolist() == [0, 1, 2, 3]
+    assert all(tensor.isnan().all() for tensor in out)
+    assert emptied(device) == 0
+    for name in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e8m0fnu", "float64"):
+        tensor = torch.zeros(3, dtype=getattr(torch, name))
+        spoil(tensor)
+        assert tensor.to(torch.float32).isnan().all(), name
+
+
+def test_what_the_device_cannot_begin_is_left_to_the_host() -> None:
+    """Without room for all copies, beside calls that the host copies, and of sparse tensors; the reason says so."""
+    device = LateDevice()
+    lane = Lane(device)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pools, "AHEAD", 2 * LEAST)
+        patch.setattr(copies, "PART", PART)
+        many = TensorParts(lane, torch.zeros(100))
+        assert many.chain_up() == "copies have 0 MiB of pinned memory"
+        many.run(lambda part, place: None)
+        for stream in device.streams:
+            device.run(stream)
+        full = [Copies(lane, [], [torch.zeros(1)]) for _ in range(2)]
+        assert full[1].chain_up() == "the host copies 1 other operations that are under way"
+        full[0].fill()
+        assert full[1].chain_up() == "copies have 0 MiB of pinned memory"
+        full[1].drop()
+    sparse = Copies(lane, [torch.zeros(2).to_sparse()], [])
+    assert sparse.chain_up() == "its size is known at the end alone"
+    sparse.drop()
+    last = Copies(lane, [], [torch.zeros(1)])
+    assert last.chain_up() == ""
+    last.withdraw()
+    other: Any = Copies(lane, [], [torch.zeros(1)])
+    assert other.chain_up() == "the host copies 1 other operations that are under way"
+    last.fill()
+    assert other.chain_up() == ""
+    other.withdraw()
+    other.fill()
+    assert emptied(device) == 0
