@@ -7,11 +7,11 @@
 
 Each stage is a process of its own, with a limit, on a fabric of softswitches in a sandbox; what ends badly is named,
 and the next stage begins.  ``checks`` makes each collective in several ways beside its right result, trains by each
-front end beside gloo, has a rank that dies, lets NCCL fold by NetFold's plug-in, and has at last two ranks a host that
-reduce on their devices themselves.  ``speed`` times allreduces of tensors on the device and on the CPU, gloo's of
-tensors on the device beside them on a plain bridge with the same links, in interleaved rounds.  ``gpt2`` times steps of
-DistributedDataParallel with a model of 124 million parameters.  Needs torch, and its accelerator; with
-``--device cpu`` the checks run without one.
+front end beside gloo, has a rank that dies, lets streams alone wait for sums, lets NCCL fold by NetFold's plug-in, and
+has at last two ranks a host that reduce on their devices themselves.  ``speed`` times allreduces of tensors on the
+device and on the CPU, gloo's of tensors on the device beside them on a plain bridge with the same links, in interleaved
+rounds.  ``gpt2`` times steps of DistributedDataParallel with a model of 124 million parameters.  Needs torch, and its
+accelerator; with ``--device cpu`` the checks run without one.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ def started(name: str, place: int = 0, *, counted: bool = True) -> Callable[[Met
     def decorate(how: Method) -> Method:
         @wraps(how)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            self.check()
             if torch.autograd._profiler_enabled():
                 inputs = flattened(args[place : place + 1]) or flattened(args[:1])
                 work = _recorded(f"netfold:{name}", inputs, lambda: how(self, *args, **kwargs))

@@ -96,22 +96,36 @@ class StartedOperation(ABC):
     """Time of its start, in monotonic seconds."""
     deadline: float | None = None
     """Time at which its own limit ends, in monotonic seconds; None: the group's limit counts."""
+    heard: Call | None = None
+    """Called when the program is given an error."""
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns once the operation is done; with tensors on a device, once the calling thread's stream there is
-        ordered after it.  Raises the operation's error.
+        ordered after it.  Raises the operation's error; without a limit of time one that the device finishes by itself
+        has only those that are known by now.
 
         timeout  seconds; default: its own, else the group's.  Raises CollectiveTimeout; the operation itself goes on
         """
-        self._await(timeout)
+        if not (self._runs_ahead and timeout is None) or self.carried():
+            self._await(timeout)
         if self.staged is not None:
             self.staged.order()
+
+    @property
+    def _runs_ahead(self) -> bool:
+        """True if nobody has to wait until the host has done its part."""
+        return self.staged is not None and self.staged.chain is not None and self.deadline is None
 
     def _await(self, timeout: float | None = None) -> None:
         if self.deadline is not None:
             left = max(0.0, self.deadline - time.monotonic())
             timeout = left if timeout is None else min(timeout, left)
-        self.await_end(timeout)
+        try:
+            self.await_end(timeout)
+        except BaseException:
+            if self.heard is not None:
+                self.heard()
+            raise
 
     def limit(self, seconds: float) -> None:
         """Limits its time, counted from its beginning, in seconds; afterwards ``wait`` and ``future`` raise
@@ -128,8 +142,12 @@ class StartedOperation(ABC):
         """Time of its end, in monotonic seconds."""
 
     @abstractmethod
+    def carried(self) -> bool:
+        """True once the host has done its part, or the operation has failed."""
+
     def done(self) -> bool:
-        """True if ``wait`` would return or raise at once."""
+        """True if the tensors hold the result, or the operation has failed."""
+        return self.carried() and (self.staged is None or self.staged.over())
 
     @abstractmethod
     def when_done(self, call: Call) -> None:
@@ -158,22 +176,26 @@ class StartedOperation(ABC):
             return found
 
         # Through then() an error becomes one of the C++ future, which DistributedDataParallel waits for, too.
-        return self._after(value).then(value_or_raise)
+        return self._after(value, at_once=self._runs_ahead).then(value_or_raise)
 
     @cached_property
     def future_result(self) -> Future[int]:
         """A future whose value is one of torch's ``WorkResult``."""
         return self._after(_result_of)
 
-    def _after(self, value: Callable[[BaseException | None], Any]) -> Future[Any]:
+    def _after(self, value: Callable[[BaseException | None], Any], *, at_once: bool = False) -> Future[Any]:
         """A future whose value this function computes from the operation's error, or from None.  Waits on it and its
-        callbacks come after the copies to a device."""
+        callbacks come after the copies to a device.
+
+        at_once  the device was given the copies already, so the host need not wait
+        """
         future: Future[Any] = Future() if self.staged is None else self.staged.lane.device.future()
 
         def complete() -> None:
             error = None
             try:
-                self._await()
+                if not at_once or self.carried():
+                    self._await()
             except BaseException as raised:
                 error = raised
             with nullcontext() if self.staged is None else self.staged.behind():
@@ -181,7 +203,7 @@ class StartedOperation(ABC):
 
         if self.deadline is not None:
             run_apart(complete)
-        elif self.done():
+        elif at_once or self.done():
             complete()  # nobody can have given it a callback yet
         else:
             self.when_done(lambda: run_apart(complete))

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from netfold.host import shared_log
 from netfold.host.errors import JoinRefused
+from netfold.host.torch.ahead import check_device
 from netfold.host.torch.join import JOB_VARIABLE, STORE, Options, join
 from netfold.host.torch.process_group import NetfoldGroup
 from netfold.host.torch.refusal import without_traceback
@@ -43,10 +44,12 @@ def create(opts: Any, options: Options | None) -> NetfoldGroup:
             options, group_of = replace(options, controller=STORE), (world.communicator, ranks)
         job = options.job or f"{os.environ.get(JOB_VARIABLE) or 'default'}.{opts.group_id}"
         options = replace(options, job=job)
-    together = options.goes_together()
+    together, ahead = options.goes_together(), options.runs_ahead()
+    if ahead:
+        check_device()
     try:
         communicator = join(
-            replace(options, together=None),
+            replace(options, together=None, wait=None),
             rank=opts.group_rank,
             world=opts.group_size,
             store=opts.store,
@@ -57,7 +60,8 @@ def create(opts: Any, options: Options | None) -> NetfoldGroup:
         without_traceback(refused)
         raise
     try:
-        return NetfoldGroup(opts.store, communicator, opts.timeout, together=together, inside=options.inside)
+        return NetfoldGroup(opts.store, communicator, opts.timeout, together=together, inside=options.inside,
+                            ahead=ahead)
     except BaseException:
         communicator.close()
         raise

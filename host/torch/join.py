@@ -26,6 +26,7 @@ from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.mesh.sockets import listen
 from netfold.host.opening.planes import RAILS_VARIABLE
 from netfold.host.operation.coding import LaneBits
+from netfold.host.torch.ahead import Wait, wait_from_environment
 from netfold.host.torch.inside_group import Inside
 from netfold.rpc.channel import CONTROLLER_VARIABLE
 from netfold.wire.jobs import PROTOCOL, Peer, Plan, Secret
@@ -57,6 +58,8 @@ class Options:
     inside        of the backend: what sums tensors on devices inside a machine of several ranks: "group", a process
                   group between them, "memory", shared memory, or "auto", the faster one where there is NCCL;
                   $NETFOLD_INSIDE, else "memory"
+    wait          of the backend: what the wait for an operation on a device's tensors blocks: "host", the calling
+                  thread, or "device", its stream there alone; $NETFOLD_WAIT, else "host"
     timeout       seconds without progress after which a collective gives up; $NETFOLD_TIMEOUT, else the process
                   group's own timeout, or 10 for ``join``
     join_timeout  seconds to wait for the other ranks
@@ -71,6 +74,7 @@ class Options:
     reproducible: bool | None = None
     together: bool | None = None
     inside: Inside | None = None
+    wait: Wait | None = None
     timeout: float | None = None
     join_timeout: float = 30.0
 
@@ -82,6 +86,10 @@ class Options:
         if said not in ("0", "1"):
             raise ValueError(f"environment variable {TOGETHER_VARIABLE}={said!r}: expected 0 or 1")
         return said == "1"
+
+    def runs_ahead(self) -> bool:
+        """True if waits for a device's tensors block their stream alone.  Raises ValueError for another name."""
+        return wait_from_environment(self.wait) == "device"
 
 
 def join(
@@ -108,12 +116,13 @@ def join(
         rank, world = place.rank if rank is None else rank, place.world if world is None else world
     job = options.job or os.environ.get(JOB_VARIABLE) or "default"
     me = f"job {job!r}, rank {rank} of {world}"
-    if options.together:
-        log.log(
-            shared_log.level(rank),
-            "%s: Options(together=True) changes nothing in a communicator of its own, only in groups of backend "
-            "\"netfold\": leave it out here, and let `with comm.together()` make both calls at once", me,
-        )
+    for given, name, remedy in (
+        (options.together, "together=True", ", and let `with comm.together()` make both calls at once"),
+        (options.wait == "device", 'wait="device"', ""),
+    ):
+        if given:
+            log.log(shared_log.level(rank), "%s: Options(%s) changes nothing in a communicator of its own, only in "
+                    "groups of backend \"netfold\": leave it out here%s", me, name, remedy)
     rails = os.environ.get(RAILS_VARIABLE, "") if options.rail == "auto" else ""
     controller = options.controller or os.environ.get(CONTROLLER_VARIABLE)
     if not controller and not rails:

@@ -70,7 +70,7 @@ class TensorMessage(MarkedOperation):
         if self._error is not None:
             raise self._error
 
-    def done(self) -> bool:
+    def carried(self) -> bool:
         """True if ``wait`` would return or raise at once."""
         return self._done.is_set() or self._forked() is not None
 

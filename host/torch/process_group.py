@@ -61,16 +61,17 @@ class NetfoldGroup(dist.ProcessGroup):
 
     together  reduce-scatters may join the all-gather before them (``beside``)
     inside    as in ``Options``
+    ahead     waits for tensors on devices block their stream and not the host, where that can be (``ahead``)
     """
 
     def __init__(
         self, store: dist.Store, communicator: Communicator, timeout: timedelta, *, together: bool = False,
-        inside: Inside | None = None,
+        inside: Inside | None = None, ahead: bool = False,
     ) -> None:
         rank, size = communicator.rank, communicator.size
         super().__init__(rank, size)
         self.communicator = communicator
-        self._reducer = Reducer(communicator, inside=inside)
+        self._reducer = Reducer(communicator, inside=inside, ahead=ahead)
         self.together = together
         if together:
             warn_where_nothing_joins(communicator)
@@ -220,19 +221,26 @@ class NetfoldGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Waits for operations under way, leaves the job, and releases everything; ``destroy_process_group`` calls it.
         Posted messages are sent; those that cannot be sent end with an error, and their number is logged.  Receives
-        that nobody has waited for end with an error. A second call waits for the first, and does nothing."""
+        that nobody has waited for end with an error. A second call waits for the first, and does nothing.
+
+        Raises the error of an operation that the program has gone on without, if it has not heard of it."""
         if "communicator" not in self.__dict__:  # as in a forked child, where another thread may have held the lock
             return
         with self._ending:
             if "communicator" not in self.__dict__:
                 return
             with contextlib.ExitStack() as ends:  # the last one first, and each whatever another raises
+                ends.callback(self._reducer.ahead.tell)
                 ends.callback(self.let_go, "its process group was destroyed")
                 ends.callback(self._inner.shutdown)
                 ends.callback(self.communicator.close)
                 if self._messenger is not None:
                     ends.callback(self._messenger.close)
                 ends.callback(self._reducer.close)
+
+    def check(self) -> None:
+        """Raises the error of an operation that the program has gone on without."""
+        self._reducer.ahead.check()
 
     def let_go(self, why: str) -> None:
         """Drops all it has; later calls are refused for this reason.
@@ -261,6 +269,7 @@ class NetfoldGroup(dist.ProcessGroup):
         communicator, messenger = (self.__dict__.get(name) for name in ("communicator", "_messenger"))
         try:
             if communicator is not None:
+                self._reducer.ahead.give_up()
                 communicator.abort("its process group was aborted")
         finally:
             try:

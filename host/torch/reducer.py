@@ -27,6 +27,7 @@ from netfold.host.staging.device import Cpu
 from netfold.host.staging.device_step import InsideParts
 from netfold.host.staging.lanes import NarrowLanes
 from netfold.host.staging.narrow_parts import NarrowParts
+from netfold.host.torch.ahead import RunAhead
 from netfold.host.torch.beside import Following, JoiningScatter
 from netfold.host.torch.completion import Call, StartedOperation, on_our_thread
 from netfold.host.torch.inside_group import Inside, Opener, inside_from_environment, kind_of
@@ -59,8 +60,8 @@ class PendingCollective(StartedOperation):
         for work in self.works:
             work.wait(None if end is None else max(0.0, end - time.monotonic()))
 
-    def done(self) -> bool:
-        return all(work.done() for work in self.works) and (self.staged is None or self.staged.over())
+    def carried(self) -> bool:
+        return all(work.done() for work in self.works)
 
     def when_done(self, call: Call) -> None:
         if self.works:
@@ -74,12 +75,14 @@ class Reducer:
 
     staging  of tensors on devices
     inside   what reduces them inside a machine; default: what the environment says
+    ahead    waits for tensors on devices block their stream, where that can be
     """
 
     def __init__(
-        self, comm: Communicator, staging: Staging | None = None, inside: Inside | None = None
+        self, comm: Communicator, staging: Staging | None = None, inside: Inside | None = None, *, ahead: bool = False
     ) -> None:
         self.comm = comm
+        self.ahead = RunAhead(comm, on=ahead)
         self.staging = staging or Staging()
         self._inside = inside_from_environment(inside)
         self._cpu = Lane(Cpu())
@@ -192,11 +195,16 @@ class Reducer:
     ) -> PendingCollective:
         """Starts the reduction of a tensor on a device."""
         try:
+            self.ahead.prepare(what.partition(",")[0], staged, [tensor])
             pending = self._begin([tensor], lambda: [self.comm.later(call, what)], staged=staged)
         except BaseException:
+            staged.withdraw()
             staged.drop()
             raise
-        pending.when_done(staged.drop)  # where it has not begun to run, since the ranks have changed
+        if staged.chain is None:
+            pending.when_done(staged.drop)  # where it has not begun to run, since the ranks have changed
+        else:
+            self.ahead.begun(what, pending)
         return pending
 
     def later(

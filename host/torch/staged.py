@@ -62,20 +62,28 @@ def staged(roles: Roles) -> Callable[[Method], Method]:
             if lane is None:
                 return how(self, first, *args, **kwargs)
             _check(kind, fills)
+            ahead = self._reducer.ahead
             copies = Copies(lane, reads, fills)
             token = _copies.set(copies)
             try:
                 if roles in ("in place", "outputs, inputs"):
                     self.communicator.later(lambda: _arrive(self.communicator, copies), f"{kind}, copying out")
                 swapped = [copies.swap(one) for one in second]
+                if roles in ("in place", "outputs, inputs"):
+                    ahead.prepare(kind, copies, fills)
                 work = how(self, copies.swap(first), *swapped, *args[len(swapped) :], **kwargs)
             except BaseException:
+                copies.withdraw()
                 copies.drop()
                 raise
             finally:
                 _copies.reset(token)
+            if not isinstance(work, TorchWork):
+                copies.withdraw()
             pending = work._pending if isinstance(work, TorchWork) else DelegatedOperation(work)
-            return TorchWork(StagedOperation(pending, copies, fills or reads))
+            staged = StagedOperation(pending, copies, fills or reads)
+            ahead.begun(kind, staged)
+            return TorchWork(staged)
 
         return call
 
@@ -103,8 +111,8 @@ class StagedOperation(MarkedOperation):
         if self._error is not None:
             raise self._error
 
-    def done(self) -> bool:
-        return self._done.is_set() and (self._error is not None or self._copies.over())
+    def carried(self) -> bool:
+        return self._done.is_set()
 
     def source(self) -> int:
         return self._inner.source()
@@ -117,7 +125,8 @@ class StagedOperation(MarkedOperation):
             self._copies.fill()
         except BaseException as error:  # whoever waits is to hear it
             failed = error
-            self._copies.drop()
+            if self._copies.chain is None:
+                self._copies.drop()  # else once the error is known
         self.mark(failed)
 
 
@@ -135,7 +144,7 @@ class DelegatedOperation(MarkedOperation):
         if self._error is not None:
             raise self._error
 
-    def done(self) -> bool:
+    def carried(self) -> bool:
         return self._done.is_set()
 
     def _await_work(self) -> None:

@@ -85,12 +85,15 @@ class ProcessGroupNetfold(ProcessGroupWrapper):
     """A process group of torchft through NetFold.
 
     timeout  of ``configure`` and of each operation
-    options  of each communicator; its job's name begins with ``options.job``
+    options  of each communicator; its job's name begins with ``options.job``; ValueError for wait="device"
     """
 
     def __init__(self, timeout: timedelta = timedelta(seconds=60), options: Options | None = None) -> None:
         super().__init__(timeout)
         self._options = options or Options()
+        if self._options.wait == "device":
+            raise ValueError('wait="device": torchft waits for each operation with a time-out, which blocks the host; '
+                             "leave it out")
         self._aborted: RuntimeError | None = None
 
     def getBackendName(self) -> str:

@@ -12,10 +12,11 @@ from netfold.bench.ranks.accelerator.collnet import collnet
 from netfold.bench.ranks.accelerator.death import death
 from netfold.bench.ranks.accelerator.inside import inside
 from netfold.bench.ranks.accelerator.training import ddp, fsdp, optimizers
+from netfold.bench.ranks.accelerator.wait import wait
 
 CHECKS: Final[dict[str, Callable[[], str]]] = {
     check.__name__: check for check in (
-        machine, collectives, coalesced, overlap, ddp, fsdp, optimizers, arrays, lanes, graphs, death, collnet,
-        inside)
+        machine, collectives, coalesced, overlap, ddp, fsdp, optimizers, arrays, lanes, graphs, death, wait,
+        collnet, inside)
 }
 """By name, in the order in which they are made."""

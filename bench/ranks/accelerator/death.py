@@ -18,10 +18,16 @@ DEATH_SECONDS: Final = 45.0
 
 def death() -> str:
     """Rank 1 dies while all others wait for tensors on the device: each hears it in time, and its device goes on."""
+    return job_that_loses_a_rank(port="29710", wait="host")
+
+
+def job_that_loses_a_rank(*, port: str, wait: str) -> str:
+    """One rank of such a job; what it says."""
     done = subprocess.run(
         [sys.executable, "-m", "netfold.bench.ranks.accelerator", "death"], capture_output=True, text=True,
         timeout=DEATH_SECONDS, check=False,
-        env={**os.environ, "NETFOLD_JOB": "death", "MASTER_PORT": "29710", "NETFOLD_TIMEOUT": "10"},
+        env={**os.environ, "NETFOLD_JOB": f"death-{wait}", "MASTER_PORT": port, "NETFOLD_TIMEOUT": "10",
+             "NETFOLD_WAIT": wait},
     )
     if rank_and_world()[0] != 1 and done.returncode:
         raise WrongData(f"status {done.returncode}: {done.stderr[-600:]}")
@@ -39,15 +45,22 @@ def die() -> None:
     dist.init_process_group("netfold", timeout=timedelta(seconds=10))
     mine = torch.ones(LONG, device=device())
     dist.all_reduce(mine)
-    works = [dist.all_reduce(torch.ones(LONG, device=device()), async_op=True) for _ in range(5)]
+    tensors = [torch.ones(LONG, device=device()) for _ in range(5)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     if rank == 1:
         os._exit(9)
     begin = time.monotonic()
     try:
         for work in works:
             work.wait()
+        finish()
+        dist.barrier()  # where waits block the device alone, they may have known nothing yet
     except RuntimeError as error:
         finish()
+        if os.environ["NETFOLD_WAIT"] == "device" and not all(
+            bool(((tensor == world) | tensor.isnan()).all()) for tensor in tensors
+        ):
+            raise WrongData("after a death tensors hold neither sums nor NaN") from error
         same("what had come before", mine, torch.full((LONG,), float(world)))
         if "1" not in str(error):
             raise

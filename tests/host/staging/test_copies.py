@@ -58,19 +58,21 @@ CALLS = st.lists(
 @settings(max_examples=60)
 @given(
     CALLS, st.randoms(use_true_random=False), st.sampled_from([64, 512, 1 << 20]),
-    st.sampled_from([0, 2 * LEAST, 1 << 28]), st.sampled_from([None, 1, 2]),
+    st.sampled_from([0, 2 * LEAST, 1 << 28]), st.sampled_from([None, 1, 2]), st.booleans(), st.booleans(),
 )
 @pytest.mark.slow
 def test_sums_are_right_whenever_the_device_works(
-    comms: list[Communicator], calls: list[Call], order: random.Random, part: int, ahead: int, seed: int | None
+    comms: list[Communicator], calls: list[Call], order: random.Random, part: int, ahead: int, seed: int | None,
+    by_device: bool, queued: bool,
 ) -> None:
-    """Several calls under way, in parts, on several streams, waited for in any order, with room for few buffers or
-    many: each tensor holds the sum for what its waiter's stream does next, and nothing before the call is overtaken."""
+    """Several calls under way, in parts, on several streams that a driver may have put into one queue, waited for in
+    any order, by the host or by the streams alone, with room for few buffers or many: each tensor holds the sum for
+    what its waiter's stream does next, and nothing before the call is overtaken."""
     waits = order.sample(range(len(calls)), len(calls))
 
     def rank(comm: Communicator) -> None:
-        device = LateDevice(None if seed is None else seed + comm.rank)
-        reducer = Reducer(comm, Staging(device.of))
+        device = LateDevice(None if seed is None else seed + comm.rank, queued=queued)
+        reducer = Reducer(comm, Staging(device.of), ahead=by_device)
         streams = [device.stream() for _ in range(STREAMS)]
         tensors = [torch.full((call.count,), -1).to(call.dtype) for call in calls]
         works, seen = [], {}

@@ -25,6 +25,7 @@ from netfold.host.api.joinable import PART_BYTES  # noqa: E402
 from netfold.host.staging import copies as staging  # noqa: E402
 from netfold.host.staging.copies import Staging  # noqa: E402
 from netfold.host.torch import priority, reducer  # noqa: E402
+from netfold.host.torch.ahead import RunAhead  # noqa: E402
 from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
 from netfold.testing import loopback_job, on_every_rank  # noqa: E402
 from netfold.torch import DistributedOptimizer, NetfoldState, PriorityOptimizer  # noqa: E402
@@ -169,12 +170,13 @@ def plain(given: Any) -> Any:
     return given.to_dense().tolist() if given.layout != torch.strided else given.tolist()
 
 
-def made_by(groups: list[NetfoldGroup], call: Call, device: bool) -> list[Any]:
-    """The contents of each rank's tensors after a call has been waited for."""
+def made_by(groups: list[NetfoldGroup], call: Call, device: bool, wait: str = "host") -> list[Any]:
+    """The contents of each rank's tensors after a call has been waited for, by the host or by the device's stream."""
 
     def rank(comm: Any) -> Any:
         group = groups[comm]
         group._reducer.staging = Staging(LateDevice(comm or None).of) if device else Staging()
+        group._reducer.ahead = RunAhead(group.communicator, on=wait == "device")
         work, given = call(group)
         if work is not None:
             work.get_future().wait()  # which orders no stream that torch does not know of
@@ -190,9 +192,11 @@ def made_by(groups: list[NetfoldGroup], call: Call, device: bool) -> list[Any]:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_do_the_same_on_a_device(groups: list[NetfoldGroup], name: str) -> None:
-    """Every rank's outputs have the same values, and its inputs are what they were, wherever the tensors are."""
+    """Every rank's outputs have the same values, and its inputs are what they were, wherever the tensors are, and
+    whoever waits."""
     wanted = made_by(groups, CALLS[name], False)
     assert made_by(groups, CALLS[name], True) == wanted
+    assert made_by(groups, CALLS[name], True, "device") == wanted
 
 
 def test_a_message_waits_for_its_copy_and_for_no_collective(groups: list[NetfoldGroup]) -> None:

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check of waits that block the device's stream alone (``Options(wait="device")``)."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any, Final
+
+from netfold.bench.ranks.accelerator.death import job_that_loses_a_rank
+from netfold.bench.ranks.accelerator.device import LONG, device, finish, late, rank_and_world, same, values
+from netfold.topo.processes.failures import WrongData
+
+KERNELS: Final = 1500
+"""Small works behind each wait, more than a device's queue has room for."""
+TURNS: Final = 8
+STEPS: Final = 4
+
+
+def wait() -> str:
+    """Sums are right for what the stream does next, although the host is far ahead, behind full queues and in
+    DistributedDataParallel; a rank that dies leaves NaN and an error, and no stream hangs."""
+    import torch.distributed as dist
+
+    from netfold.torch import Options
+
+    try:
+        group: Any = dist.new_group(
+            backend="netfold", pg_options=Options(wait="device"), timeout=timedelta(seconds=20)
+        )
+    except ValueError as error:
+        if device().type == "cpu" and 'wait="device"' in str(error):
+            return f"refused by name: {str(error).partition(': expected')[0]}"
+        raise
+    ahead = sums(group)
+    full_queues(group)
+    losses = trained(group)
+    if losses != trained(None):
+        raise WrongData(f"losses {losses}: expected those of a group whose host waits")
+    dist.destroy_process_group(group)
+    return f"{ahead}; {STEPS} steps alike; a rank dies: {job_that_loses_a_rank(port='29711', wait='device')}"
+
+
+def sums(group: Any) -> str:
+    """Allreduces of several sizes and dtypes on two streams, behind much other work, some of them waited for late or
+    never; when the host was back and when the device."""
+    import torch
+    import torch.distributed as dist
+
+    rank, world = rank_and_world()
+    found: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+    begin = time.perf_counter()
+    for stream in (torch.accelerator.current_stream(), torch.get_device_module(device()).Stream(device=device())):
+        with torch.get_device_module(device()).stream(stream):
+            for dtype in (torch.float32, torch.bfloat16, torch.int32):
+                for count in (1, 3001, LONG + 1):
+                    mine = late(rank, count, dtype)
+                    work = dist.all_reduce(mine, group=group, async_op=True)
+                    if count > 1:
+                        work.wait()
+                    total = sum(values(one, count, torch.float64) for one in range(world)).to(dtype)
+                    found.append((f"{count} x {dtype}", mine, total))
+    back = time.perf_counter() - begin
+    dist.barrier(group)
+    finish()
+    done = time.perf_counter() - begin
+    for what, mine, total in found:
+        same(f"ahead, {what}", mine, total)
+    return f"host back after {back:.3f} s, device done after {done:.3f} s"
+
+
+def full_queues(group: Any) -> None:
+    """Many small works and events behind each wait, so that the host has to wait for room in the device's queue."""
+    import torch
+    import torch.distributed as dist
+
+    rank, world = rank_and_world()
+    mine, counter = torch.full((3000,), rank + 1.0, device=device()), torch.zeros(1, device=device())
+    for _ in range(TURNS):
+        dist.all_reduce(mine, group=group)
+        for place in range(KERNELS):
+            counter += 1
+            if place % 10 == 0:
+                torch.get_device_module(device()).Event().record()
+        mine /= world
+    finish()
+    same("behind full queues", counter, torch.full((1,), float(TURNS * KERNELS)))
+    same("behind full queues", mine, torch.full((3000,), (world + 1) / 2))
+
+
+def trained(group: Any) -> list[float]:
+    """Losses of some steps of a model whose gradients this group averages; None: the default one."""
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    rank, _ = rank_and_world()
+    torch.manual_seed(1)
+    inner = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256)).to(device())
+    model = DistributedDataParallel(inner, process_group=group, bucket_cap_mb=1)
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+    for step in range(STEPS):
+        inputs = (torch.arange(16 * 256, device=device()).view(16, 256) % 17 + rank + step) / 17
+        loss = model(inputs).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [float(loss) for loss in losses]
