@@ -113,7 +113,8 @@ class Chain:
 def spoil(copy: torch.Tensor) -> None:
     """Fills a tensor of floats or complex numbers with NaN."""
     nan = float("nan")
-    copy.fill_(complex(nan, nan) if copy.is_complex() else nan)
+    with torch.inference_mode():  # the buffer may be of a thread that was in it
+        copy.fill_(complex(nan, nan) if copy.is_complex() else nan)
 
 
 def word_buffer(lane: Lane) -> torch.Tensor | None:

@@ -205,7 +205,8 @@ class LateDevice:
         given = self.pool._keep
 
         def keep(buffer: torch.Tensor) -> None:
-            buffer.fill_(POISON)
+            with torch.inference_mode():
+                buffer.fill_(POISON)
             given(buffer)
 
         self.pool._keep = keep  # type: ignore[method-assign]

@@ -15,6 +15,8 @@ KERNELS: Final = 1500
 """Small works behind each wait, more than a device's queue has room for."""
 TURNS: Final = 8
 STEPS: Final = 4
+ALIKE: Final = 1e-4
+"""Most part by which losses differ, since the groups may add in other orders."""
 
 
 def wait() -> str:
@@ -34,9 +36,9 @@ def wait() -> str:
         raise
     ahead = sums(group)
     full_queues(group)
-    losses = trained(group)
-    if losses != trained(None):
-        raise WrongData(f"losses {losses}: expected those of a group whose host waits")
+    losses, others = trained(group), trained(None)
+    if max(abs(one / other - 1) for one, other in zip(losses, others, strict=True)) > ALIKE:
+        raise WrongData(f"losses {losses}: expected those of a group whose host waits, {others}")
     dist.destroy_process_group(group)
     return f"{ahead}; {STEPS} steps alike; a rank dies: {job_that_loses_a_rank(port='29711', wait='device')}"
 

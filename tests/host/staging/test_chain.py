@@ -82,8 +82,9 @@ def test_what_a_failed_call_has_not_reduced_becomes_nan(queued: bool) -> None:
     assert tensor[:10].tolist() == [2.0 * value for value in range(10)]
     assert tensor[10:].isnan().all()
     assert emptied(device) == 0
-    untouched = torch.arange(25.0)
-    parts = parts_of(device, untouched)
+    untouched, device = torch.arange(25.0), LateDevice(queued=queued)
+    with torch.inference_mode():  # in which it makes its buffers
+        parts = parts_of(device, untouched)
     parts.drop()  # it never began to run
     parts.order()
     assert untouched.isnan().all()

@@ -144,18 +144,30 @@ def test_an_operation_that_fails_leaves_nan_and_its_error(heard: str, caplog: py
             group.communicator.close(why)
             return
         tensors, later = [torch.ones(3), torch.ones(4)], torch.ones(5)
-        works = [group.allreduce([tensor]) for tensor in tensors]
+        whole = [torch.ones(2), torch.ones(2)]
+        raised, known = device.flags.raise_to, []
+
+        def raise_to(word: Any, value: int) -> None:
+            known.append(group._reducer.ahead._error)
+            raised(word, value)
+
+        device.flags.raise_to = raise_to  # type: ignore[method-assign]
+        calls: list[Callable[[], Any]] = [
+            lambda: group.allreduce([tensors[0]]), lambda: group.allgather([whole], [torch.zeros(2)]),
+            lambda: group.allreduce([tensors[1]]),
+        ]
+        works = [call() for call in (calls[1:] if heard == "at the end" else calls)]
         for work in works:
             work.wait()
-        whole = [torch.ones(2), torch.ones(2)]
-        group.allgather([whole], [torch.zeros(2)]).wait()
         last, ended = group._reducer._last, threading.Event()
         assert last is not None
         last.when_done(ended.set)
         gone.set()
-        for tensor in (*tensors, *whole):
+        for tensor in (*tensors[heard == "at the end":], *whole):
             assert all(value != value for value in read(device, tensor))
         assert ended.wait(SECONDS)
+        assert len(known) == len(works)
+        assert all(isinstance(error, NetFoldError) for error in known), "whoever sees NaN can hear why"
         if heard == "by the next call":
             for call in (lambda: group.allreduce([later]), group.barrier, lambda: group.send([later], 1)):
                 with pytest.raises(NetFoldError, match=why):
@@ -200,14 +212,20 @@ def test_a_rank_that_never_calls_holds_up_no_stream() -> None:
 
 
 def test_a_call_with_wrong_arguments_spoils_nothing() -> None:
-    """Tensors of a call that is refused keep their values, and the group goes on."""
+    """Tensors of a call that is refused keep their values, its memory is given back, and the group goes on."""
 
     def rank(group: NetfoldGroup, device: LateDevice) -> tuple[list[float], list[float]]:
         whole, mine = torch.ones(5), torch.ones(2)
         with pytest.raises(ValueError, match="expected"):
             group._allgather_base(whole, mine)
         group.allreduce([mine]).wait()
-        return read(device, whole), read(device, mine)
+        found = read(device, whole), read(device, mine)
+        group._reducer.close()  # once the host is through as well
+        for stream in device.streams:
+            device.run(stream)
+        assert not device.pool.full
+        assert device.pool.taken == 0
+        return found
 
     assert on_two(rank) == [([1.0] * 5, [2.0] * 2)] * 2
 
