@@ -84,6 +84,10 @@ class Bundle:
         assert self._arrived is not None
         self._arrived.synchronize()
 
+    def arrived(self) -> bool:
+        """True if it has been copied out, or was never to be.  Raises the error of a device that has failed."""
+        return self._arrived is None or self._arrived.query()
+
     def fill(self, which: Sequence[int]) -> None:
         """Begins to copy these of the copies back, on the lane's stream for that."""
         lane, whole = self._lane, self._whole

@@ -3,12 +3,13 @@
 
     caller's thread        at the call: gives the device all of this, and goes on
       out                  ready -> copies out -> arrived
+      late                 arrived -> tells the host
       back                 arrived, wait for word 1 -> copies back of part 1 -> wait for word 2 -> ... -> done
-    communicator's thread  arrived -> collective of part 1 -> raises the word to 1 -> ...
+    communicator's thread  told -> collective of part 1 -> raises the word to 1 -> ...
 
 Nothing is given to the device later.  So the host raises a word after work that the device was given before the wait
 for it, and no order in which a driver carries out several streams can stop that (``flags``).  All memory of the host is
-taken before.
+taken before, and the communicator's thread calls no driver.
 
 A collective that fails raises the word, too: the program is not there to hear of it, and no stream may hang.  Its
 parts that are not reduced become NaN, as no other value says that there is no sum.
@@ -19,12 +20,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from netfold.host.staging.bundles import Bundle, Lane
 from netfold.host.staging.device import DeviceEvent
-from netfold.host.staging.flags import WORD_BYTES, word_of
+from netfold.host.staging.flags import PAIR_BYTES, words_of
 
 Step = Sequence[tuple[Bundle, Sequence[int]]]
 """Bundles that are copied back at once, and which of their copies are."""
@@ -34,7 +36,7 @@ class Chain:
     """The copies back of one call, each step behind a wait for the host.
 
     ready   the end of the work before the call
-    buffer  pinned memory for a word
+    buffer  pinned memory for the words
     end     gives the device what comes last, and records ``done``
     """
 
@@ -44,7 +46,10 @@ class Chain:
     ) -> None:
         self._lane, self._ready, self._buffer, self._steps, self._end = lane, ready, buffer, steps, end
         self._done = done
-        self._word = word_of(buffer)
+        self._word, self._told = words_of(buffer)
+        self._withdrawn = False
+        self._refused: BaseException | None = None
+        """The error of a device that has not taken all of it."""
         self._count, self._raised = len(steps), 0
         self._lock = threading.Lock()
         self._parties = 2
@@ -54,17 +59,22 @@ class Chain:
     def give(self) -> None:
         """Gives the copies back to the device, on the caller's thread.  Raises what the device does; then the memory is
         never used again."""
-        back, flags = self._lane.back, self._lane.device.flags
-        back.wait_event(self._ready)
-        for number, step in enumerate(self._steps, 1):
-            for bundle, _ in step:
-                bundle.precede(back)
-            flags.wait(back, self._word, number)
-            for bundle, which in step:
-                if which:
-                    bundle.fill(which)
-        self._end()
+        try:
+            self._give()
+        except BaseException as error:
+            self._refused = error
+            self._lane.device.flags.raise_to(self._told, self._count)
+            raise
         self._leave()
+
+    def arrive(self, number: int) -> None:
+        """Waits until what a step reads has been copied out.  Raises the error of a device that has failed."""
+        self._lane.device.flags.told(self._told, number, partial(self._stops, number))
+        if self._refused is not None:
+            raise RuntimeError(str(self._refused)) from self._refused
+        for bundle, _ in self._steps[number - 1] if self._withdrawn else ():
+            if bundle.begun:
+                bundle.arrive()
 
     def advance(self) -> None:
         """The host has filled the next step."""
@@ -78,10 +88,9 @@ class Chain:
         if self._carried:
             return
         try:
+            with contextlib.suppress(RuntimeError):  # of a device that has failed
+                self.arrive(self._count)  # or copies out would fill again what is filled here
             for bundle, which in [pair for step in self._steps[self._raised:] for pair in step]:
-                with contextlib.suppress(RuntimeError):  # of a device that has failed
-                    if bundle.begun:
-                        bundle.arrive()  # or its copy out would fill it again
                 for place in which:
                     spoil(bundle.copies[place])
         finally:
@@ -89,12 +98,36 @@ class Chain:
             self._lane.device.flags.raise_to(self._word, self._count)
             self._carry_out()
 
-    def release(self) -> None:
-        """Gives up a word for which no stream waits."""
+    def withdraw(self) -> None:
+        """Gives up the words, which no stream knows of."""
+        self._withdrawn = True
+        self._lane.device.flags.raise_to(self._told, self._count)
         never = self._lane.device.event()
         self._lane.device.pool.give(self._buffer, never)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
+    def _give(self) -> None:
+        late, back, flags = self._lane.late, self._lane.back, self._lane.device.flags
+        for number, step in enumerate(self._steps, 1):
+            for bundle, _ in step:
+                bundle.precede(late)
+            flags.tell(late, self._told, number)
+        back.wait_event(self._ready)
+        for number, step in enumerate(self._steps, 1):
+            for bundle, _ in step:
+                bundle.precede(back)
+            flags.wait(back, self._word, number)
+            for bundle, which in step:
+                if which:
+                    bundle.fill(which)
+        self._end()
+
+    def _stops(self, number: int) -> bool:
+        """True if the device was not given the words.  Raises the error of one that has failed."""
+        for bundle, _ in self._steps[number - 1]:
+            bundle.arrived()
+        return self._withdrawn or self._refused is not None
+
     def _carry_out(self) -> None:
         self._carried = True
         self._leave()
@@ -118,5 +151,5 @@ def spoil(copy: torch.Tensor) -> None:
 
 
 def word_buffer(lane: Lane) -> torch.Tensor | None:
-    """Pinned memory for a word; None if there is no room."""
-    return lane.device.pool.take(WORD_BYTES, if_room=True)
+    """Pinned memory for two words; None if there is no room."""
+    return lane.device.pool.take(PAIR_BYTES, if_room=True)

@@ -111,7 +111,7 @@ class Staged:
     def withdraw(self) -> None:
         """The host begins the copies back after all; the device was given none."""
         if self.chain is not None:
-            self.chain.release()
+            self.chain.withdraw()
             self.chain = None
             self.lane.device.by_host.add(self)
 
@@ -197,6 +197,13 @@ class Copies(Staged):
             if bundle.begun:
                 bundle.arrive()
 
+    def arrive_in_turn(self) -> None:
+        """The same on the communicator's thread."""
+        if self.chain is not None:
+            self.chain.arrive(1)
+        else:
+            self.arrive()
+
     def fill(self) -> None:
         """Begins to copy back what the call has filled."""
         if self.chain is not None:
@@ -259,7 +266,10 @@ class TensorParts(Staged):
                     if not soon.begun:
                         soon.take()
                         soon.out(lane.late, self._ready)
-                bundle.arrive()
+                if self.chain is not None:
+                    self.chain.arrive(at + 1)
+                else:
+                    bundle.arrive()
                 reduce(bundle.copies[0], self._places[at])
                 if self.chain is not None:
                     self.chain.advance()

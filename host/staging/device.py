@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch.futures import Future
 
-from netfold.host.staging.flags import WORD_BYTES, HostCopies, StreamFlags, flags_of, word_of
+from netfold.host.staging.flags import PAIR_BYTES, HostCopies, StreamFlags, flags_of, words_of
 from netfold.host.staging.pool import Pool
 
 TRIED_SECONDS: Final = 5.0
@@ -225,17 +225,21 @@ def device_of(tensor: torch.Tensor) -> Device | None:
 
 
 def tried(device: Device, flags: StreamFlags, seconds: float = TRIED_SECONDS) -> StreamFlags:
-    """The same waits, once a stream of the device has waited for a word, and gone on.  Raises ValueError."""
-    buffer = device.pool.take(WORD_BYTES)
+    """The same waits, once a stream of the device has told the host, has waited for it, and has gone on.  Raises
+    ValueError."""
+    buffer = device.pool.take(PAIR_BYTES)
     assert buffer is not None
-    word, stream, before, after = word_of(buffer), device.stream(), device.event(), device.event()
-    before.record(stream)
+    (word, back), stream, before, after = words_of(buffer), device.stream(), device.event(), device.event()
     try:
+        flags.tell(stream, back, 1)
+        before.record(stream)
         flags.wait(stream, word, 1)
     except RuntimeError as error:
         raise ValueError(str(error)) from error
     after.record(stream)
     before.synchronize()
+    if back[0] != 1:
+        raise ValueError("a stream's word did not come to the host")
     if after.query():
         raise ValueError("a stream went on before its word was raised")
     flags.raise_to(word, 1)

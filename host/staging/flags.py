@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams that wait for the host: for a word in pinned memory, which the host raises.
+"""Streams and the host that wait for each other by words in pinned memory, which the other side raises.
 
-NVIDIA's driver has ``cuStreamWaitValue32`` for this, AMD's ``hipStreamWaitValue32``.  They may deadlock: a driver may
-put the work of several streams into one queue of the hardware, in the order in which it is given, and does not know
-what a raised word depends on.  So whatever the host does before it raises a word may only need work that the device was
-given before that wait (``chain``).
+NVIDIA's driver has ``cuStreamWaitValue32`` and ``cuStreamWriteValue32`` for this, and AMD's has the same.  They may
+deadlock: a driver may put the work of several streams into one queue of the hardware, in the order in which it is
+given, and does not know what a raised word depends on.  So whatever the host does before it raises a word may only need
+work that the device was given before that wait (``chain``).  And a thread for which the driver has no room in a queue
+may hold the driver's locks.  So the thread that raises words does not call the driver, but reads the words that streams
+write.
 
 None of this has run on a device yet.  ``device.tried`` therefore asks each device once for what the rest relies on.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -27,6 +30,13 @@ from numpy.typing import NDArray
 Word = NDArray[np.uint32]
 """One element in pinned memory."""
 WORD_BYTES: Final = 4
+APART: Final = 256
+"""Bytes between two words, which are written from two sides."""
+PAIR_BYTES: Final = APART + WORD_BYTES
+LOOK_SECONDS: Final = 1.0
+"""Time between two questions whether a device, for whose word the host waits, has failed."""
+LONGEST_SLEEP: Final = 5e-4
+"""Seconds between two looks at a word at the most."""
 ORDERED: Final = ("x86_64", "amd64")
 """Processors whose stores others see in the order of the program, so that a result comes before the word that tells of
 it."""
@@ -39,27 +49,42 @@ class StreamFlags(Protocol):
         """Lets what this stream is given from now on begin once the word has come to the value.  Raises RuntimeError
         if the device refuses."""
 
+    def tell(self, stream: Any, word: Word, value: int) -> None:
+        """Lets the stream set a word after all that it was given so far.  Raises RuntimeError likewise."""
+
     def raise_to(self, word: Word, value: int) -> None:
         """Sets a word, from any thread, after all that this thread has written."""
+
+    def told(self, word: Word, value: int, stops: Callable[[], bool]) -> None:
+        """Waits until a word has come to this value.  Other threads run meanwhile.
+
+        stops  called now and then: True if nobody will raise it; raises the error of a device that has failed
+        """
 
 
 @dataclass(frozen=True)
 class Driver:
-    """A driver's function that lets a stream wait until a word is at least a value.
+    """A driver's functions, which take a stream, an address, a value, and more.
 
-    libraries  names of its library, of which one is found
-    names      of the function, the newest first; they take a stream, an address, a value, and ``rest``
+    libraries    names of its library, of which one is found
+    waits, rest  a stream waits until a word is at least a value: names, the newest first, and the further arguments
+    writes       a stream writes a word: names, the newest first, of functions that take a zero as well
     """
 
     name: str
     libraries: Sequence[str]
-    names: Sequence[str]
+    waits: Sequence[str]
     rest: Sequence[int]
+    writes: Sequence[str]
 
 
-CUDA: Final = Driver("CUDA's driver", ("libcuda.so.1",), ("cuStreamWaitValue32_v2", "cuStreamWaitValue32"), (0,))
+CUDA: Final = Driver(
+    "CUDA's driver", ("libcuda.so.1",), ("cuStreamWaitValue32_v2", "cuStreamWaitValue32"), (0,),
+    ("cuStreamWriteValue32_v2", "cuStreamWriteValue32"),
+)
 HIP: Final = Driver(
-    "HIP", ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"), ("hipStreamWaitValue32",), (0, 0xFFFFFFFF)
+    "HIP", ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"), ("hipStreamWaitValue32",), (0, 0xFFFFFFFF),
+    ("hipStreamWriteValue32",),
 )
 
 
@@ -82,24 +107,46 @@ class DriverFlags:
         library = _first(driver.libraries, load, OSError)
         if library is None:
             raise ValueError(f"{driver.name}: none of {', '.join(driver.libraries)} can be loaded")
-        self._wait = _first(driver.names, lambda name: getattr(library, name), AttributeError)
-        if self._wait is None:
-            raise ValueError(f"{driver.name} has no function {driver.names[0]}: install a newer driver")
-        self._wait.argtypes = [
-            ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, *(ctypes.c_uint32 for _ in driver.rest)
-        ]
-        self._wait.restype = ctypes.c_int
+        self._waits, self._writes = (self._function(library, names) for names in (driver.waits, driver.writes))
 
     def wait(self, stream: Any, word: Word, value: int) -> None:
-        """See ``StreamFlags``.  Other threads run meanwhile, as the driver may wait for room in a queue."""
-        with self._on(stream):
-            status = self._wait(stream.cuda_stream, word.ctypes.data, value, *self._driver.rest)
-        if status:
-            raise RuntimeError(f"{self._driver.name} refuses that a stream waits for a word: error {status}")
+        """See ``StreamFlags``."""
+        self._call(self._waits, stream, word, value, self._driver.rest)
+
+    def tell(self, stream: Any, word: Word, value: int) -> None:
+        """See ``StreamFlags``: by default the driver's functions put a fence before the word."""
+        self._call(self._writes, stream, word, value, (0,))
 
     def raise_to(self, word: Word, value: int) -> None:
         """See ``StreamFlags``."""
         word[0] = value
+
+    def told(self, word: Word, value: int, stops: Callable[[], bool]) -> None:
+        """See ``StreamFlags``."""
+        pause, next_look = 1e-5, time.monotonic() + LOOK_SECONDS
+        while word[0] < value:
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_SLEEP)
+            if time.monotonic() >= next_look:
+                if stops():
+                    return
+                next_look = time.monotonic() + LOOK_SECONDS
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    def _function(self, library: Any, names: Sequence[str]) -> Any:
+        function = _first(names, lambda name: getattr(library, name), AttributeError)
+        if function is None:
+            raise ValueError(f"{self._driver.name} has no function {names[0]}: install a newer driver")
+        function.restype = ctypes.c_int
+        return function
+
+    def _call(self, function: Any, stream: Any, word: Word, value: int, rest: Sequence[int]) -> None:
+        """Calls a function.  Other threads run meanwhile, as the driver may wait for room in a queue."""
+        numbers = [ctypes.c_uint32(number) for number in (value, *rest)]
+        with self._on(stream):
+            status = function(ctypes.c_void_p(stream.cuda_stream), ctypes.c_void_p(word.ctypes.data), *numbers)
+        if status:
+            raise RuntimeError(f"{self._driver.name} refuses a stream's wait or word: error {status}")
 
 
 class HostCopies:
@@ -132,11 +179,12 @@ def flags_of(place: torch.device, on: Callable[[Any], AbstractContextManager[obj
     return DriverFlags(HIP if torch.version.hip else CUDA, on)
 
 
-def word_of(buffer: torch.Tensor) -> Word:
-    """The word at the beginning of pinned memory, set to 0."""
-    word: Word = buffer[:WORD_BYTES].numpy().view(np.uint32)
-    word[0] = 0
-    return word
+def words_of(buffer: torch.Tensor) -> tuple[Word, Word]:
+    """Two words of pinned memory, far apart, set to 0: one that the host raises, and one that streams do."""
+    found: list[Word] = [buffer[at : at + WORD_BYTES].numpy().view(np.uint32) for at in (0, APART)]
+    for word in found:
+        word[0] = 0
+    return found[0], found[1]
 
 
 def _first(names: Sequence[str], find: Callable[[str], Any], missing: type[Exception]) -> Any:

@@ -168,7 +168,7 @@ def _arrive(comm: Communicator, copies: Copies) -> None:
     """Waits on the communicator's thread for the copies.  If that fails, no operation can begin any more: it would send
     memory that was never filled."""
     try:
-        copies.arrive()
+        copies.arrive_in_turn()
     except BaseException as error:
         comm.fail(TransportError(f"{comm!r}: tensors on {copies.place} could not be copied to the host: {error}"))
         raise

@@ -150,14 +150,18 @@ class LateFuture(Future[Any]):
         super().set_result(result)
 
     def then(self, callback: Callable[[Future[Any]], Any]) -> Future[Any]:
-        stream = self.device.stream()
+        stream, after = self.device.stream(), LateFuture(self.device)
 
-        def behind(future: Future[Any]) -> Any:
+        def behind(future: Future[Any]) -> None:
             stream.wait_event(self.completed)
             with self.device.on(stream):
-                return callback(future)
+                try:
+                    after.set_result(callback(future))
+                except Exception as error:
+                    after.set_exception(error)
 
-        return super().then(behind)
+        super().then(behind)
+        return after
 
 
 class LateFlags:
@@ -165,11 +169,36 @@ class LateFlags:
 
     def __init__(self, device: LateDevice) -> None:
         self.device = device
+        self.marks: dict[tuple[int, int], Mark] = {}
+        """The place at which a word comes to a value, by its address."""
 
     def wait(self, stream: LateStream, word: NDArray[np.uint32], value: int) -> None:
         stream.take(Held(word, value))
 
+    def tell(self, stream: LateStream, word: NDArray[np.uint32], value: int) -> None:
+        with self.device.lock:
+            stream.take(lambda: self._set(word, value))
+            mark = self.marks[word.ctypes.data, value] = Mark(stream)
+            stream.take(mark)
+            self.device.raised.notify_all()
+
+    def told(self, word: NDArray[np.uint32], value: int, stops: Callable[[], bool]) -> None:
+        with self.device.lock:
+            while int(word[0]) < value:
+                if self.device.failure is not None:
+                    raise self.device.failure
+                mark = self.marks.get((word.ctypes.data, value))
+                if mark is not None and not mark.reached:
+                    self.device.come_to(mark)
+                elif stops():
+                    return
+                elif not self.device.raised.wait(PATIENCE):
+                    raise TimeoutError(f"the host has waited {PATIENCE:g} s for a word")
+
     def raise_to(self, word: NDArray[np.uint32], value: int) -> None:
+        self._set(word, value)
+
+    def _set(self, word: NDArray[np.uint32], value: int) -> None:
         with self.device.lock:
             word[0] = value
             self.device.raised.notify_all()

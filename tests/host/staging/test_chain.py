@@ -19,8 +19,10 @@ from netfold.host.staging.bundles import Lane  # noqa: E402
 from netfold.host.staging.chain import spoil  # noqa: E402
 from netfold.host.staging.copies import Copies, TensorParts  # noqa: E402
 from netfold.host.staging.pool import LEAST  # noqa: E402
-from support.late_device import LateDevice  # noqa: E402
+from support.late_device import LateDevice, LateEvent  # noqa: E402
 
+SECONDS = 20.0
+"""More than anything here takes."""
 PART = 40
 """Bytes of a part."""
 
@@ -47,7 +49,7 @@ def emptied(device: LateDevice) -> int:
 @pytest.mark.parametrize("queued", [False, True])
 def test_each_part_comes_back_behind_its_result(queued: bool) -> None:
     """A stream that waits for all of a tensor has it as soon as the host has reduced it, in whatever order a driver
-    carries out its streams, and all memory is given back."""
+    carries out its streams.  The thread that reduces it asks the driver for nothing, and all memory is given back."""
     device = LateDevice(queued=queued)
     tensor, seen = torch.arange(25.0), []
     caller = device.stream()
@@ -57,7 +59,10 @@ def test_each_part_comes_back_behind_its_result(queued: bool) -> None:
         device.enqueue(caller, lambda: seen.append(tensor.tolist()))
     waiting = threading.Thread(target=device.run, args=(caller,))
     waiting.start()
-    parts.run(lambda part, place: part.mul_(2))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("synchronize", "query", "record"):
+            patch.delattr(LateEvent, name)
+        parts.run(lambda part, place: part.mul_(2))
     waiting.join()
     assert seen == [[2.0 * value for value in range(25)]]
     assert emptied(device) == 0
@@ -92,19 +97,60 @@ def test_what_a_failed_call_has_not_reduced_becomes_nan(queued: bool) -> None:
 
 
 def test_buffers_are_used_again_once_both_sides_are_through() -> None:
-    """If the host has done its part before the device was given the copies, their memory is not free yet."""
+    """If the host has done its part before the device was given the last of the copies, their memory is not free."""
     device, tensor = LateDevice(), torch.ones(10)
     parts = TensorParts(Lane(device), tensor)
     assert parts.chain_up() == ""
     assert parts.chain is not None
-    parts.run(lambda part, place: part.mul_(3))
-    held = device.pool.taken
-    assert held > 0
-    assert emptied(device) == held
+    last, held = parts.chain._end, device.pool.taken
+
+    def end() -> None:
+        parts.run(lambda part, place: part.mul_(3))
+        assert emptied(device) == held
+        last()
+
+    parts.chain._end = end  # type: ignore[method-assign]
     parts.chain.give()
     parts.order()
     assert tensor.tolist() == [3.0] * 10
     assert emptied(device) == 0
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_host_waits_for_no_word_that_never_comes(refused: bool) -> None:
+    """It goes on as soon as a call is left to the host after all, and hears that the device has taken nothing."""
+    device, asked, heard = LateDevice(), threading.Event(), []
+    parts = TensorParts(Lane(device), torch.ones(10))
+    assert parts.chain_up() == ""
+    chain: Any = parts.chain
+    stops = chain._stops
+
+    def asks(number: int) -> bool:
+        asked.set()
+        return bool(stops(number))
+
+    def arrive() -> None:
+        try:
+            chain.arrive(1)
+        except RuntimeError as error:
+            heard.append(str(error))
+
+    def tell(stream: Any, word: Any, value: int) -> None:
+        raise RuntimeError("the device is gone")
+
+    chain._stops = asks
+    waiting = threading.Thread(target=arrive, daemon=True)
+    waiting.start()
+    assert asked.wait(SECONDS)
+    if refused:
+        device.flags.tell = tell  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            chain.give()
+    else:
+        parts.withdraw()
+    waiting.join(SECONDS)
+    assert not waiting.is_alive()
+    assert heard == (["the device is gone"] if refused else [])
 
 
 def test_filled_tensors_alone_are_spoiled() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from support import needs
 torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
 from netfold.host.staging import device as devices  # noqa: E402
+from netfold.host.staging import flags as module  # noqa: E402
 from netfold.host.staging.device import Accelerator, tried  # noqa: E402
 from netfold.host.staging.flags import CUDA, HIP, Driver, DriverFlags, flags_of  # noqa: E402
 from support.late_device import LateDevice, LateFlags, LateStream  # noqa: E402
@@ -29,10 +31,13 @@ class Library:
         self.given: list[tuple[Any, ...]] = []
         for name in names:
             def wait(*args: Any, name: str = name) -> int:
-                self.given.append((name, *args))
+                self.given.append((name, *(one.value for one in args)))
                 return status
 
             setattr(self, name, wait)
+
+
+BOTH = Library("cuStreamWaitValue32", "cuStreamWriteValue32")
 
 
 def opened(driver: Driver, library: Library, machine: str = X86) -> DriverFlags:
@@ -40,20 +45,45 @@ def opened(driver: Driver, library: Library, machine: str = X86) -> DriverFlags:
 
 
 @pytest.mark.parametrize(("driver", "has", "used", "rest"), [
-    (CUDA, ("cuStreamWaitValue32_v2", "cuStreamWaitValue32"), "cuStreamWaitValue32_v2", (0,)),
-    (CUDA, ("cuStreamWaitValue32",), "cuStreamWaitValue32", (0,)),
-    (HIP, ("hipStreamWaitValue32",), "hipStreamWaitValue32", (0, 0xFFFFFFFF)),
+    (CUDA, ("cuStream{}Value32_v2", "cuStream{}Value32"), "cuStream{}Value32_v2", (0,)),
+    (CUDA, ("cuStream{}Value32",), "cuStream{}Value32", (0,)),
+    (HIP, ("hipStream{}Value32",), "hipStream{}Value32", (0, 0xFFFFFFFF)),
 ])
 def test_a_stream_waits_by_the_newest_function(
     driver: Driver, has: tuple[str, ...], used: str, rest: tuple[int, ...]
 ) -> None:
-    """It gets the stream, the word's address, the value, and what stands for 'at least'; the host writes the word."""
-    library, word = Library(*has), np.zeros(1, np.uint32)
-    flags = opened(driver, library)
-    flags.wait(SimpleNamespace(cuda_stream=77), word, 5)
-    assert library.given == [(used, 77, word.ctypes.data, 5, *rest)]
-    flags.raise_to(word, 5)
-    assert word[0] == 5
+    """It gets the stream, the word's address, the value, and what stands for 'at least'; the one that writes, too."""
+    library, word = Library(*(name.format(kind) for kind in ("Wait", "Write") for name in has)), np.zeros(1, np.uint32)
+    flags, stream = opened(driver, library), SimpleNamespace(cuda_stream=77)
+    flags.wait(stream, word, 5)
+    flags.tell(stream, word, 6)
+    assert library.given == [(used.format("Wait"), 77, word.ctypes.data, 5, *rest),
+                             (used.format("Write"), 77, word.ctypes.data, 6, 0)]
+
+
+def test_the_host_waits_for_a_word_or_its_device() -> None:
+    """It goes on when the word has come to the value, when nobody will raise it, and with the error of a device that
+    has failed."""
+    flags = opened(CUDA, BOTH)
+    word, asked = np.zeros(1, np.uint32), []
+
+    def stops() -> bool:
+        asked.append(int(word[0]))
+        if len(asked) == 2:
+            raise RuntimeError("the device is gone")
+        return len(asked) == 3
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "LOOK_SECONDS", 0.0)
+        threading.Timer(0.0, flags.raise_to, (word, 5)).start()
+        flags.told(word, 5, lambda: False)
+        assert word[0] == 5
+        word[0] = 0
+        asked.append(0)
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            flags.told(word, 1, stops)
+        flags.told(word, 1, stops)
+    assert asked == [0] * 3
 
 
 def test_what_cannot_wait_is_refused_by_name() -> None:
@@ -65,12 +95,14 @@ def test_what_cannot_wait_is_refused_by_name() -> None:
         DriverFlags(CUDA, lambda stream: nullcontext(), nothing, X86)
     with pytest.raises(ValueError, match="CUDA's driver has no function cuStreamWaitValue32_v2"):
         opened(CUDA, Library())
+    with pytest.raises(ValueError, match="CUDA's driver has no function cuStreamWriteValue32_v2"):
+        opened(CUDA, Library("cuStreamWaitValue32"))
     with pytest.raises(ValueError, match="on aarch64 others see the host's stores in any order"):
-        opened(CUDA, Library("cuStreamWaitValue32"), "aarch64")
+        opened(CUDA, BOTH, "aarch64")
     with pytest.raises(ValueError, match="no function of xpu's driver is known"):
         flags_of(torch.device("xpu:0"), lambda stream: nullcontext())
-    refusing = opened(CUDA, Library("cuStreamWaitValue32", status=801))
-    with pytest.raises(RuntimeError, match="CUDA's driver refuses that a stream waits for a word: error 801"):
+    refusing = opened(CUDA, Library("cuStreamWaitValue32", "cuStreamWriteValue32", status=801))
+    with pytest.raises(RuntimeError, match="CUDA's driver refuses a stream's wait or word: error 801"):
         refusing.wait(SimpleNamespace(cuda_stream=1), np.zeros(1, np.uint32), 1)
 
 
@@ -95,11 +127,19 @@ class Refusing(LateFlags):
         raise RuntimeError("error 801")
 
 
+class Silent(LateFlags):
+    """A device whose words do not come to the host."""
+
+    def tell(self, stream: LateStream, word: Any, value: int) -> None:
+        super().tell(stream, np.zeros_like(word), value)
+
+
 def test_a_device_is_tried_before_it_is_relied_on() -> None:
     """One that waits until the host writes is taken; one that does not wait, never goes on, or refuses is not."""
     device = LateDevice(1)
     assert tried(device, device.flags) is device.flags
     for kind, why in ((Careless, "went on before its word was raised"), (Refusing, "error 801"),
+                      (Silent, "a stream's word did not come"),
                       (Deaf, r"had not gone on 0\.01 s after its word was raised")):
         device = LateDevice(1)
         with pytest.raises(ValueError, match=why):

@@ -184,6 +184,8 @@ def made_by(groups: list[NetfoldGroup], call: Call, device: bool, wait: str = "h
         return plain(given)
 
     found = on_every_rank(list(range(RANKS)), rank)  # type: ignore[arg-type]
+    for group in groups:
+        group._reducer.ahead = RunAhead(group.communicator)
     for result in found:
         if isinstance(result, BaseException):
             raise result
