@@ -96,10 +96,10 @@ class Staged:
     def chain_up(self) -> str:
         """Lets the device begin the copies back, which ``chain.give`` gives it; else returns why that cannot be.
         Raises ValueError for a device that cannot."""
-        _ = self.lane.device.flags
         steps = self._steps()
         if isinstance(steps, str):
             return steps
+        _ = self.lane.device.flags
         if others := self.lane.device.by_host.others(self):
             return f"the host copies {others} other operations that are under way"
         if self.lane.device.pool.full or (buffer := word_buffer(self.lane)) is None:

@@ -91,9 +91,9 @@ class ProcessGroupNetfold(ProcessGroupWrapper):
     def __init__(self, timeout: timedelta = timedelta(seconds=60), options: Options | None = None) -> None:
         super().__init__(timeout)
         self._options = options or Options()
-        if self._options.wait == "device":
-            raise ValueError('wait="device": torchft waits for each operation with a time-out, which blocks the host; '
-                             "leave it out")
+        if self._options.runs_ahead():
+            raise ValueError('wait="device", or NETFOLD_WAIT=device: torchft waits for each operation with a time-out, '
+                             "which blocks the host; leave it out")
         self._aborted: RuntimeError | None = None
 
     def getBackendName(self) -> str:

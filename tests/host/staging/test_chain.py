@@ -18,6 +18,8 @@ from netfold.host.staging import pool as pools  # noqa: E402
 from netfold.host.staging.bundles import Lane  # noqa: E402
 from netfold.host.staging.chain import spoil  # noqa: E402
 from netfold.host.staging.copies import Copies, TensorParts  # noqa: E402
+from netfold.host.staging.device import Cpu  # noqa: E402
+from netfold.host.staging.device_step import InsideParts  # noqa: E402
 from netfold.host.staging.pool import LEAST  # noqa: E402
 from support.late_device import LateDevice, LateEvent  # noqa: E402
 
@@ -173,7 +175,8 @@ def test_filled_tensors_alone_are_spoiled() -> None:
 
 
 def test_what_the_device_cannot_begin_is_left_to_the_host() -> None:
-    """Without room for all copies, beside calls that the host copies, and of sparse tensors; the reason says so."""
+    """Without room for all copies, beside calls that the host copies, of sparse tensors, and where ranks reduce on
+    their devices, be that the CPU; the reason says so."""
     device = LateDevice()
     lane = Lane(device)
     with pytest.MonkeyPatch.context() as patch:
@@ -192,6 +195,8 @@ def test_what_the_device_cannot_begin_is_left_to_the_host() -> None:
     sparse = Copies(lane, [torch.zeros(2).to_sparse()], [])
     assert sparse.chain_up() == "its size is known at the end alone"
     sparse.drop()
+    inside = InsideParts(Lane(Cpu()), torch.zeros(3))
+    assert inside.chain_up() == "the ranks of the machine reduce it on their devices"
     last = Copies(lane, [], [torch.zeros(1)])
     assert last.chain_up() == ""
     last.withdraw()
