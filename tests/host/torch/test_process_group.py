@@ -403,6 +403,8 @@ def test_what_one_part_raises_at_the_end_keeps_no_other_part_open() -> None:
             messenger = group._messenger
 
             class Wrong:
+                ahead = group._reducer.ahead
+
                 def close(self) -> None:
                     raise KeyError("cannot close")
 
