@@ -87,9 +87,8 @@ STYLES: Final[Mapping[str, Style]] = {
     "tide, both halves, 16 chunks": _named("crimson", "D", DASHED),
     "gloo": _named("crimson", "X", DASHED),
     # a step of training: who sums, and who optimizes
-    "ring + optimizer on all": _named("vermilion", "s"),
-    "in-network + optimizer on all": _named("blue", "o"),
     "all serve": _named("green", "^"),
+    "half serve": _named("orange", "D"),
     "one serves": _named("grey", "v"),
     # broadcasts
     "flat": _named("grey", "X", label="one after the other"),

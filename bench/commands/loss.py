@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from netfold.bench.options.faults import LossOptions
 from netfold.bench.ranks.loss import LossResult, LossTask
-from netfold.disk import files
-from netfold.fabric.assemble import PATH_MTU
-from netfold.fabric.graph import Engine, Fabric
-from netfold.host.innet.core import CREDITS_VARIABLE, Credits
+from netfold.fabric.graph import Fabric
+from netfold.host.innet.core import CREDITS_VARIABLE
 from netfold.topo.network import sandbox
 from netfold.topo.processes.failures import FabricFailed
 from netfold.wire import roce
@@ -35,23 +34,6 @@ SECONDS: Final = 120.0
 """Seconds for all ranks of one round at one loss rate."""
 STATE_BYTES: Final = 40
 """Bytes of a slot beside its words: slot_state, slot_headers and slot_content in p4src/fold.p4."""
-
-
-@dataclass(frozen=True)
-class LossSpec:
-    """Which loss rates and flow controls to measure, over which fabric, with which operations."""
-
-    topo: str
-    engine: Engine
-    path_mtu: int
-    rate: str
-    nbytes: int
-    operations: int
-    rounds: int
-    losses: tuple[float, ...]
-    seed: int
-    credits: tuple[str, ...]
-    """Values of NETFOLD_CREDITS that are measured in turn; an empty one stands for the window alone."""
 
 
 class LossRow(msgspec.Struct, frozen=True):
@@ -84,52 +66,26 @@ class LossRow(msgspec.Struct, frozen=True):
     """Bytes of the job's slots on the switch where it has most."""
 
 
-def spec(
-    *, topo: str, engine: Engine, rate: str, nbytes: int, operations: int, rounds: int, losses: str, seed: int,
-    credits: str = "", path_mtu: int = PATH_MTU,
-) -> LossSpec:
-    """Check the options of the command line.  Raises ValueError, which names the option."""
-    from netfold.fabric import generate
-
-    for option, value in (("--operations", operations), ("--rounds", rounds), ("--bytes", nbytes)):
-        if value < 1:
-            raise ValueError(f"{option} {value}: expected 1 or more")
-    try:
-        shares = tuple(sorted({0.0, *(float(share) for share in losses.split(","))}))
-    except ValueError as error:
-        raise ValueError(f"--losses {losses}: expected shares with commas, as 0.001,0.01") from error
-    if not all(0 <= share < 1 for share in shares):
-        raise ValueError(f"--losses {losses}: expected shares of 0 or more, below 1")
-    fabric = generate.parse(topo, rate=rate, engine=engine, loss=shares[-1], seed=seed, path_mtu=path_mtu)
-    beside = tuple(credits.split(",")) if credits else ()
-    for one in beside:
-        Credits.parse(one, fabric.path_mtu)
-    return LossSpec(topo, engine, fabric.path_mtu, rate, nbytes, operations, rounds, shares, seed, ("", *beside))
-
-
-def run(spec: LossSpec, file: Path | None = None) -> list[LossRow]:
-    """Measure in a sandbox, print the rows, and write them to ``file`` as JSON.  Raises FabricFailed."""
+def run(options: LossOptions) -> list[LossRow]:
+    """Measure in a sandbox, and print and write the rows.  Raises FabricFailed."""
     sandbox.enter()
-    from netfold.fabric.generate import parse
     from netfold.topo.network.net import Network
 
-    rounds: dict[tuple[float, str], list[_Round]] = {each: [] for each in product(spec.losses, spec.credits)}
+    rounds: dict[tuple[float, str], list[_Round]] = {each: [] for each in product(options.shares, options.controls)}
     with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as logs:
-        for number in range(spec.rounds):
+        for number in range(options.rounds):
             for loss, credits in rounds:
-                fabric = parse(spec.topo, rate=spec.rate, engine=spec.engine, rundir=sandbox.rundir(), loss=loss,
-                               seed=spec.seed + number, path_mtu=spec.path_mtu)
+                fabric = options.fabric(rundir=sandbox.rundir(), loss=loss, seed=options.seed + number)
                 try:
                     with Network(fabric, logs=Path(logs)) as network:
-                        rounds[loss, credits].append(_measure(network, spec, credits))
+                        rounds[loss, credits].append(_measure(network, options, credits))
                 except FabricFailed as error:
                     raise type(error)(f"round {number + 1}, loss {loss:g}: {error}") from error
                 print(f"round {number + 1}, loss {loss:g}{f', credits {credits}' if credits else ''}: "
                       f"{rounds[loss, credits][-1].seconds * 1e3:.1f} ms", file=sys.stderr)
-    rows = [_row(loss, credits, some, rounds[spec.losses[0], ""], spec) for (loss, credits), some in rounds.items()]
-    _show(rows, spec)
-    if file is not None:
-        files.replace(file, msgspec.json.format(msgspec.json.encode(rows)))
+    rows = [_row(loss, credits, some, rounds[0.0, ""], options) for (loss, credits), some in rounds.items()]
+    _show(rows, options)
+    options.write(rows)
     return rows
 
 
@@ -144,8 +100,8 @@ class _Round:
     fabric: Fabric
 
 
-def _measure(network: Any, spec: LossSpec, credits: str) -> _Round:
-    work = LossTask(-(-spec.nbytes // 4), spec.operations)
+def _measure(network: Any, options: LossOptions, credits: str) -> _Round:
+    work = LossTask(-(-options.bytes_of("nbytes", 1) // 4), options.iterations)
     command = [sys.executable, "-m", "netfold.bench.ranks.loss", msgspec.json.encode(work).decode()]
     lines = network.launch(command, job="loss", env={CREDITS_VARIABLE: credits}).wait(within=SECONDS)
     took = [msgspec.json.decode(said[-1], type=LossResult) for said in lines]
@@ -153,9 +109,10 @@ def _measure(network: Any, spec: LossSpec, credits: str) -> _Round:
     return _Round(statistics.median(slowest), took, network.status(), network.fabric)
 
 
-def _row(loss: float, credits: str, rounds: Sequence[_Round], clean: Sequence[_Round], spec: LossSpec) -> LossRow:
+def _row(loss: float, credits: str, rounds: Sequence[_Round], clean: Sequence[_Round], options: LossOptions) -> LossRow:
     ratios = [one.seconds / base.seconds for one, base in zip(rounds, clean, strict=True)]
-    tensors = (spec.operations + 1) * spec.nbytes  # the switches' counters include the operation that warms up
+    # the switches' counters include the operation that warms up
+    tensors = (options.iterations + 1) * options.bytes_of("nbytes", 1)
 
     def mean(values: Sequence[float]) -> float:
         return statistics.fmean(values) if values else 0.0
@@ -179,7 +136,7 @@ def _row(loss: float, credits: str, rounds: Sequence[_Round], clean: Sequence[_R
         for switch in one.status.switches:
             counts = {**msgspec.structs.asdict(switch.folded), "gaps": switch.gaps}
             for what in (name for name in counts if name != "first"):
-                count = counts[what] / ((spec.operations + 1) * len(rounds))
+                count = counts[what] / ((options.iterations + 1) * len(rounds))
                 levels[f"{switch.role} {what}"] = levels.get(f"{switch.role} {what}", 0.0) + count
     lost = sum(way.lost for one in rounds for link in one.status.links for way in (link.a_to_b, link.b_to_a))
     again = sum(t.retransmissions_ever for one in rounds for t in one.took)
@@ -191,8 +148,8 @@ def _row(loss: float, credits: str, rounds: Sequence[_Round], clean: Sequence[_R
         loss, credits, statistics.median(one.seconds for one in rounds),
         statistics.median(ratios), min(ratios), max(ratios),
         again=sum(t.retransmissions for s in rounds for t in s.took) / sum(t.packets for s in rounds for t in s.took),
-        timeouts=sum(t.timeouts for s in rounds for t in s.took) / (spec.operations * len(rounds)),
-        lost=lost / ((spec.operations + 1) * len(rounds)), repeats_per_loss=again / lost if lost else 0.0,
+        timeouts=sum(t.timeouts for s in rounds for t in s.took) / (options.iterations * len(rounds)),
+        lost=lost / ((options.iterations + 1) * len(rounds)), repeats_per_loss=again / lost if lost else 0.0,
         host_up=mean(ups), host_down=mean(downs), leaf_up=mean(uplinks),
         levels={name: count for name, count in levels.items() if count},
         slot_bytes=held * job.slots * (clean[0].fabric.path_mtu + STATE_BYTES),
@@ -209,17 +166,18 @@ def theory(nbytes: int, path_mtu: int) -> float:
     return packets * frame / nbytes
 
 
-def _show(rows: Sequence[LossRow], spec: LossSpec) -> None:
+def _show(rows: Sequence[LossRow], options: LossOptions) -> None:
     from rich.table import Table
 
     from netfold import terminal
 
     console = terminal.console()
+    nbytes = options.bytes_of("nbytes", 1)
     console.print(
-        f"{spec.topo} on {spec.engine}, path MTU {spec.path_mtu}, {spec.rate} links, {spec.nbytes} bytes of int32; "
-        f"{spec.rounds} rounds of {spec.operations} operations. The job's slots take "
+        f"{options.in_words}, path MTU {options.path_mtu}; {options.nbytes} bytes of int32; "
+        f"{options.rounds} rounds of {options.iterations} operations. The job's slots take "
         f"{rows[0].slot_bytes / 2**20:.2f} MiB of a switch. Theory without loss: "
-        f"{theory(spec.nbytes, spec.path_mtu):.3f} of the tensor over a host's link each way, and up from a leaf."
+        f"{theory(nbytes, options.path_mtu):.3f} of the tensor over a host's link each way, and up from a leaf."
     )
     table = Table("loss", "credits", "ms", "times (least..most)", "sent again", "lost", "repeats per loss", "time-outs",
                   "host up", "host down", "leaf up", box=None)

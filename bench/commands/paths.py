@@ -18,17 +18,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, NamedTuple, get_args
 
 import msgspec
 
+from netfold.bench.options.paths import PathsOptions
 from netfold.bench.ranks.paths import BREAK_LINK, RESTORE_LINK, Collective, Mode, PathsResult, PathsTask, Transport
-from netfold.disk import files
-from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric, PlannerName
 from netfold.plots.charts import BarChart, PlotsMissing, Value, Whisker, bar_charts
 from netfold.topo.network import sandbox
-from netfold.topo.processes.failures import FabricFailed
 from netfold.wire import roce
 
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
@@ -39,30 +37,6 @@ QUEUE: Final = 4_000_000
 """Bytes that a mended link's queue holds."""
 SECONDS: Final = 600.0
 """Seconds for all ranks to end."""
-
-
-class PathsSpec(NamedTuple):
-    """The settings of one run of the benchmark of paths.
-
-    fail_after  seconds into an all-to-all at which the first leaf's first uplink breaks; None: never
-    silent      whether the link drops packets in both directions while both ends see it as up
-    """
-
-    leaves: int = 4
-    spines: int = 4
-    hosts: int = 16
-    rate: str = "50mbit"
-    switch: Engine = "softswitch"
-    nbytes: int = 2 << 20
-    rounds: int = 3
-    modes: Sequence[Mode] = MODES
-    collectives: Sequence[Collective] = COLLECTIVES
-    fail_after: float | None = None
-    silent: bool = False
-    scope: Literal["host", "leaf"] = "leaf"
-    transport: Transport = "roce"
-    planner: PlannerName = "fewest_pieces"
-    probe: float = 0.5
 
 
 class PathsRow(NamedTuple):
@@ -83,85 +57,45 @@ class PathsRow(NamedTuple):
     queue_pairs: int
 
 
-def spec(
-    *, topo: str, rate: str, switch: Engine, nbytes: int, rounds: int, modes: str, collectives: str, scope: str,
-    fail_after: float | None, silent: bool, transport: str = "roce", planner: str = "fewest_pieces",
-) -> PathsSpec:
-    """Check the options of the command line.  Raises ValueError, which names the option, and FabricError."""
-    numbers = topo.split(",")
-    if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
-        raise ValueError(f"--topo: expected LEAVES,SPINES,HOSTS, as 4,4,16, got {topo!r}")
-    leaves, spines, hosts = map(int, numbers)
-    if hosts < 2 or rounds < 1 or nbytes < 4 * hosts:
-        raise ValueError(f"expected at least 2 hosts, 1 round, and 4 bytes for each host, got {hosts} hosts, {rounds} "
-                         f"rounds, {nbytes} bytes")
-    for what, given, known in (("--modes", modes, MODES), ("--collectives", collectives, COLLECTIVES),
-                               ("--scope", scope, ("leaf", "host")), ("--transport", transport, get_args(Transport)),
-                               ("--planner", planner, get_args(PlannerName))):
-        if unknown := set(given.split(",")) - {*known, ""}:
-            raise ValueError(f"{what}: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")
-    if transport == "tcp" and "reps" in modes.split(","):
-        raise ValueError("--transport tcp, --modes reps: a TCP connection cannot take a source port for each packet; "
-                         "leave reps out")
-    if fail_after is not None and fail_after < 0:
-        raise ValueError(f"--fail-link: expected seconds, 0 or more, got {fail_after:g}")
-    if silent and fail_after is None:
-        raise ValueError("--silent goes with --fail-link SECONDS")
-    leafspine(leaves, spines, hosts, rate=rate)
-    return PathsSpec(
-        leaves, spines, hosts, rate, switch, nbytes, rounds, msgspec.convert(modes.split(","), tuple[Mode, ...]),
-        msgspec.convert([name for name in collectives.split(",") if name], tuple[Collective, ...]), fail_after, silent,
-        msgspec.convert(scope, Literal["host", "leaf"]), msgspec.convert(transport, Transport),
-        msgspec.convert(planner, PlannerName),
-    )
-
-
-def main(spec: PathsSpec, out: Path, json: Path | None) -> int:
-    """Measure in a sandbox, print the table, draw the figure, and return an exit status."""
+def main(options: PathsOptions) -> None:
+    """Measure in a sandbox, print the table, and draw the figure.  Raises FabricFailed."""
     sandbox.enter()
-    from netfold.rpc.rpc import Unreachable
-
     begin = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        results = run(spec, out / "logs")
-    except (FabricFailed, Unreachable) as error:
-        print(f"netfold: bench paths: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\ninterrupted; everything is torn down", file=sys.stderr)
-        return 130
+    options.out.mkdir(parents=True, exist_ok=True)
+    results = run(options)
     rows = summary(results)
-    title = (f"{spec.hosts} hosts, {spec.leaves} leaves x {spec.spines} spines ({spec.switch}), "
-             f"{spec.rate}, {spec.nbytes} bytes a rank over {spec.transport}, {spec.planner}, {spec.rounds} rounds")
+    title = (f"{options.ranks} ranks, {options.in_words}, {options.nbytes} bytes a rank over {options.transport}, "
+             f"{options.planner}, {options.rounds} rounds")
     print(f"{title}, {time.monotonic() - begin:.0f} s\n{show(rows)}", end="")
     try:
-        print(f"figures: {', '.join(map(str, draw(rows, title, out)))}")
+        print(f"figures: {', '.join(map(str, draw(rows, title, options.out)))}")
     except PlotsMissing as error:
         print(f"no figures: {error}", file=sys.stderr)
-    if json is not None:
-        files.replace(json, msgspec.json.encode({"settings": spec._asdict(), "cells": results}))
-    return 0
+    options.write(results)
 
 
-def run(spec: PathsSpec, logs: Path) -> list[PathsResult]:
+def run(options: PathsOptions) -> list[PathsResult]:
     """Measure on a fabric inside this sandbox.  Raises FabricFailed."""
     from netfold.topo.network.net import Network
 
     fabric = msgspec.structs.replace(
-        leafspine(spec.leaves, spec.spines, spec.hosts, rate=spec.rate, engine=spec.switch,
-                  rundir=sandbox.rundir(), path_mtu=roce.PATH_MTU), probe=spec.probe, planner=spec.planner)
-    task = PathsTask(list(spec.modes), list(spec.collectives), spec.rounds, spec.nbytes,
-                     spec.fail_after is not None, spec.scope, WINDOW[spec.switch], spec.transport)
+        options.fabric(rundir=sandbox.rundir(), path_mtu=roce.PATH_MTU), probe=options.probe,
+        planner=msgspec.convert(options.planner, PlannerName))
+    task = PathsTask(
+        msgspec.convert(options.names("modes", MODES), list[Mode]),
+        msgspec.convert(options.names("collectives", COLLECTIVES, none=True), list[Collective]), options.rounds,
+        options.bytes_of("nbytes"), options.fail_link is not None, WINDOW[options.engine],
+        msgspec.convert(options.transport, Transport),
+    )
     results: list[PathsResult] = []
-    with Network(fabric, logs=logs) as network:
+    with Network(fabric, logs=options.out / "logs") as network:
         command = [sys.executable, "-m", "netfold.bench.ranks.paths", msgspec.json.encode(task).decode()]
         for rank, line in network.launch(command, job="paths").lines(within=SECONDS):
             if line == BREAK_LINK:
-                time.sleep(spec.fail_after or 0.0)
-                _cable(fabric, spec, broken=True)
+                time.sleep(options.fail_link or 0.0)
+                _cable(fabric, options, broken=True)
             elif line == RESTORE_LINK:
-                _cable(fabric, spec, broken=False)
+                _cable(fabric, options, broken=False)
             elif rank == 0:
                 results.append(msgspec.json.decode(line, type=PathsResult))
                 _print_progress(results[-1])
@@ -169,11 +103,11 @@ def run(spec: PathsSpec, logs: Path) -> list[PathsResult]:
     return results
 
 
-def _cable(fabric: Fabric, spec: PathsSpec, *, broken: bool) -> None:
+def _cable(fabric: Fabric, options: PathsOptions, *, broken: bool) -> None:
     """Break or restore the first leaf's first uplink."""
     switches = {switch.name for switch in fabric.switches}
     ends = next(link.ends for link in fabric.links if {e.node for e in link.ends} <= switches)
-    if not spec.silent:
+    if not options.silent:
         commands = [f"ip link set {ends[0].node}-eth{ends[0].port} {'down' if broken else 'up'}"]
     else:  # the queue behind the shaper (wiring.shaper) gets no room, or room again
         limit = 1 if broken else QUEUE

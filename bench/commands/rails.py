@@ -34,7 +34,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,19 +41,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from netfold.bench.commands import rails_death, rails_mptcp, rails_training
-from netfold.bench.commands.allreduce import READY_SECONDS, size
-from netfold.bench.commands.rails_figures import FIRST, draw, write
+from netfold.bench.commands.allreduce import READY_SECONDS
+from netfold.bench.commands.rails_figures import FIRST, write
 from netfold.bench.commands.rails_report import MptcpRow, PlaneCut, RailsReport, RailsRow, RailTrainingRow, Started
+from netfold.bench.options.paths import RailsOptions
 from netfold.bench.ranks.mptcp import MptcpResult
 from netfold.bench.ranks.rails import Announcement, OpenCommand, OpenResult, SumsCommand, SumsResult
-from netfold.disk import files
-from netfold.fabric.generate import leafspine
-from netfold.fabric.graph import Engine, FabricError, bits_per_second
 from netfold.host.opening.planes import RAILS_VARIABLE
 from netfold.host.rails.joining import STALL_VARIABLE
 from netfold.host.rails.policy import Start
-from netfold.host.rails.rail_set import STALL_SECONDS
-from netfold.host.selection.peers import ALGORITHM_VARIABLE, KNOWN
+from netfold.host.selection.peers import ALGORITHM_VARIABLE
 from netfold.topo.network import sandbox
 from netfold.topo.processes.failures import FabricFailed
 
@@ -74,89 +70,22 @@ TURN, TURNS = 0.1, 10
 """Seconds of a turn where calls are short, and how many turns each rail then has in a round."""
 
 
-@dataclass(frozen=True)
-class RailsSpec:
-    """The settings of one run of the benchmark of rails.
-
-    rates  of the planes' links, in order
-    cuts   parts of a call's time after which a plane fails
-    train  steps of a turn of training; 0: none
-    width  of the trained model's hidden layers
-    series calls of the series during which the last plane fails; 0: none
-    mptcp  True if Multipath TCP is measured as well
-    """
-
-    rails: str
-    rates: tuple[str, ...]
-    sizes: tuple[int, ...]
-    rounds: int
-    ranks: int
-    leaves: int
-    spines: int
-    engine: Engine
-    cuts: tuple[float, ...]
-    cut_bytes: int
-    timeout: float
-    algorithm: str = "auto"
-    stall: float = STALL_SECONDS
-    train: int = 0
-    width: int = 1024
-    series: int = 0
-    mptcp: bool = False
+def main(options: RailsOptions) -> bool:
+    """Measure, and return whether all sums were right and all ranks trained alike."""
+    report = run(options)
+    wrong = [row.wrong for row in report.rows] + [cut.wrong for cut in report.cuts]
+    wrong += [row.mptcp.wrong for row in report.rows if row.mptcp is not None]
+    wrong += [call.wrong for call in report.death.calls] if report.death is not None else []
+    return not any(wrong) and all(row.alike for row in report.training)
 
 
-def spec(
-    *, rails: str, rates: str, begin: str, end: str, factor: int, rounds: int, ranks: int, topo: str, engine: Engine,
-    cuts: str, cut_bytes: str, timeout: float, algorithm: str = "auto", stall: float = STALL_SECONDS, train: int = 0,
-    width: int = 1024, series: int = 0, mptcp: bool = False,
-) -> RailsSpec:
-    """Check the options of the command line.  Raises ValueError, which names the option."""
-    if mptcp:
-        rails_mptcp.require()
-    if not 0 < stall < timeout:
-        raise ValueError(f"--stall {stall}: expected seconds above 0 and below --timeout {timeout}")
-    if train < 0 or series < 0 or width < 1:
-        raise ValueError(f"--train {train} --series {series} --width {width}: expected 0 or more, and a width of 1")
-    if algorithm not in KNOWN:
-        raise ValueError(f"--algorithm {algorithm}: expected one of {', '.join(KNOWN)}")
-    first, last = size(begin, "-b"), size(end, "-e")
-    if not 4 <= first <= last or factor < 2 or rounds < 1:
-        raise ValueError(f"-b {begin} -e {end} -f {factor} --rounds {rounds}: expected sizes of 4 bytes or more, a "
-                         "factor of 2 or more, and a round")
-    names = tuple(rate.strip() for rate in rates.split(","))
-    try:
-        for name in names:
-            bits_per_second(name)
-    except FabricError as error:
-        raise ValueError(f"--rates: {error}") from error
-    if len(names) != len(rails.split("+")) or len(names) < 2:
-        raise ValueError(f"--rails {rails} --rates {rates}: expected two rails or more, and as many rates")
-    leaves, comma, spines = topo.partition(",")
-    if not (comma and leaves.isdecimal() and spines.isdecimal()) or ranks < 2 or ranks % int(leaves):
-        raise ValueError(f"--topo {topo} --ranks {ranks}: expected LEAVES,SPINES, and as many ranks on each leaf")
-    try:
-        parts = tuple(float(part) for part in cuts.split(",") if part)
-    except ValueError:
-        parts = (0.0,)
-    if any(not 0 < part < 1 for part in parts):
-        raise ValueError(f"--cuts {cuts}: expected parts of a call between 0 and 1, by commas")
-    sizes = []
-    while first <= last:
-        sizes.append(first // 4 * 4)
-        first *= factor
-    return RailsSpec(rails, names, tuple(sizes), rounds, ranks, int(leaves), int(spines), engine, parts,
-                size(cut_bytes, "--cut-bytes"), timeout, algorithm, stall, train, width, series, mptcp)
-
-
-def run(
-    spec: RailsSpec, json: Path | None, echo: Callable[[str], None] = print, plot: Path | None = None,
-    out: Path | None = None,
-) -> RailsReport:
-    """Measure in a sandbox, print tables, write the report to ``json``, draw it as ``plot`` with .svg and .png, and
-    write all figures and their data to the folder ``out``.
+def run(options: RailsOptions, echo: Callable[[str], None] = print) -> RailsReport:
+    """Measure in a sandbox, print tables, and write the report, all figures and their data.
 
     Raises FabricFailed, ValueError, PlotsMissing.
     """
+    if options.mptcp:
+        rails_mptcp.require()
     import mininet  # noqa: F401  # raises an error that says what to install, before anything is started
 
     sandbox.enter()
@@ -167,53 +96,49 @@ def run(
     setLogLevel("error")
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
     folder = sandbox.rundir()
-    fabrics = [
-        on_plane(leafspine(spec.leaves, spec.spines, spec.ranks, rate=rate, engine=spec.engine, rundir=folder), n)
-        for n, rate in enumerate(spec.rates)
-    ]
+    fabrics = [on_plane(fabric, number) for number, fabric in enumerate(options.planes(rundir=folder))]
     with contextlib.ExitStack() as stack:
         planes = stack.enter_context(Planes(fabrics, logs=logs))
         congestion = _congestion(planes)
-        echo(f"# TCP in the hosts: {congestion}, allreduce by {spec.algorithm}")
-        workers = stack.enter_context(_workers(spec, planes, logs))
-        starts = _starts(spec, workers, folder, echo)
-        with rails_mptcp.started(planes, logs, spec.timeout) if spec.mptcp else contextlib.nullcontext() as multipath:
-            rows = _compare(spec, workers, multipath, echo)
-        parameters, trained = _train(spec, workers, echo)
-        cuts = [_cut(spec, workers, planes, part, echo) for part in spec.cuts]
+        echo(f"# TCP in the hosts: {congestion}, allreduce by {options.algorithm}")
+        workers = stack.enter_context(_workers(options, planes, logs))
+        starts = _starts(options, workers, folder, echo)
+        with contextlib.ExitStack() as beside:
+            multipath = None
+            if options.mptcp:
+                multipath = beside.enter_context(rails_mptcp.started(planes, logs, options.timeout))
+            rows = _compare(options, workers, multipath, echo)
+        parameters, trained = _train(options, workers, echo)
+        cuts = [_cut(options, workers, planes, part, echo) for part in options.parts]
         death = None
-        if spec.series:
-            nbytes = max(4, spec.cut_bytes // 16 * 4)
-            death = rails_death.measure(workers, planes, nbytes, spec.series, spec.timeout, echo)
-    result = RailsReport(spec.rails, list(spec.rates), spec.ranks, spec.engine, congestion, spec.algorithm, starts,
-                         rows, cuts, parameters, trained, death)
-    if json is not None:
-        files.replace(json, msgspec.json.format(msgspec.json.encode(result), indent=1))
-    if plot is not None:
-        for file in draw(result, plot):
-            echo(f"# {file}")
-    if out is not None:
-        for file in write(result, out):
+        if options.series:
+            nbytes = max(4, options.bytes_of("cut_bytes") // 16 * 4)
+            death = rails_death.measure(workers, planes, nbytes, options.series, options.timeout, echo)
+    result = RailsReport(options.rails, options.rates, options.ranks, options.engine, congestion, options.algorithm,
+                         starts, rows, cuts, parameters, trained, death)
+    options.write(result)
+    if options.out is not None:
+        for file in write(result, options.out):
             echo(f"# {file}")
     return result
 
 
 def _train(
-    spec: RailsSpec, workers: Workers, echo: Callable[[str], None]
+    options: RailsOptions, workers: Workers, echo: Callable[[str], None]
 ) -> tuple[int, list[RailTrainingRow]]:
     """Train where that is asked for and torch is installed; else a line says that nothing was trained."""
-    if not spec.train:
+    if not options.train:
         return 0, []
     if find_spec("torch") is None:
         echo("# nothing is trained: torch is not installed (pip install torch)")
         return 0, []
     return rails_training.measure(
-        rails_training.RailTrainingSpec(spec.rails.split("+"), spec.train, spec.width, spec.rounds, spec.timeout),
+        rails_training.RailTrainingSpec(options.kinds, options.train, options.width, options.rounds, options.timeout),
         workers, echo,
     )
 
 
-def _workers(spec: RailsSpec, planes: Planes, logs: Path) -> Workers:
+def _workers(options: RailsOptions, planes: Planes, logs: Path) -> Workers:
     from netfold.bench.harness.workers import Workers
     from netfold.topo.processes.ranks import environment, in_namespaces
 
@@ -221,10 +146,10 @@ def _workers(spec: RailsSpec, planes: Planes, logs: Path) -> Workers:
     hosts = first.fabric.hosts
     envs = [
         {**environment(first.fabric, hosts, rank, job="bench"), **planes.environment(host),
-         RAILS_VARIABLE: spec.rails, ALGORITHM_VARIABLE: spec.algorithm, STALL_VARIABLE: str(spec.stall)}
+         RAILS_VARIABLE: options.rails, ALGORITHM_VARIABLE: options.algorithm, STALL_VARIABLE: str(options.stall)}
         for rank, host in enumerate(hosts)
     ]
-    command = [sys.executable, "-m", "netfold.bench.ranks.rails", str(spec.timeout)]
+    command = [sys.executable, "-m", "netfold.bench.ranks.rails", str(options.timeout)]
     enters = [in_namespaces(first.mininet.get(host.name).pid) for host in hosts]
     return Workers("rails", command, enters, envs, logs)
 
@@ -245,25 +170,26 @@ def _congestion(planes: Planes) -> str:
     return at(pids[0], "-n", "net.ipv4.tcp_congestion_control").stdout.strip() or "unknown"
 
 
-def _turn(spec: RailsSpec, workers: Workers, turn: SumsCommand) -> list[SumsResult]:
+def _turn(options: RailsOptions, workers: Workers, turn: SumsCommand) -> list[SumsResult]:
     workers.send(msgspec.json.encode(turn))
-    lines = workers.receive((turn.iterations + turn.warmup + 2) * spec.timeout)
+    lines = workers.receive((turn.iterations + turn.warmup + 2) * options.timeout)
     return [msgspec.json.decode(line, type=SumsResult) for line in lines]
 
 
-def _starts(spec: RailsSpec, workers: Workers, folder: Path, echo: Callable[[str], None]) -> list[Started]:
+def _starts(options: RailsOptions, workers: Workers, folder: Path, echo: Callable[[str], None]) -> list[Started]:
     """Start in every way once a round, after one round that does not count; the last start stays."""
+    nbytes = options.bytes_of("cut_bytes")
     begun: dict[str, list[list[OpenResult]]] = {name: [] for name, _, _ in STARTS}
-    for number in range(spec.rounds + 1):
+    for number in range(options.rounds + 1):
         figures = str(folder / f"figures{number}")
         for name, start, known in STARTS:
             # the hot start leaves its measurements there for the next one
             file = figures if start == "hot" or known else ""
             command = OpenCommand(
-                f"bench-{name}{number}", start, file, spec.cut_bytes, FIRST, list(spec.sizes)
+                f"bench-{name}{number}", start, file, nbytes, FIRST, options.sizes
             )
             workers.send(msgspec.json.encode(command))
-            lines = workers.receive(READY_SECONDS + (FIRST + 2) * spec.timeout)
+            lines = workers.receive(READY_SECONDS + (FIRST + 2) * options.timeout)
             if number:
                 begun[name].append([msgspec.json.decode(line, type=OpenResult) for line in lines])
     for use in begun[STARTS[-1][0]][-1][0].uses:
@@ -275,7 +201,7 @@ def _starts(spec: RailsSpec, workers: Workers, folder: Path, echo: Callable[[str
         first = [statistics.median(max(rank.first[i] for rank in ranks) for ranks in rounds) for i in range(FIRST)]
         last = rounds[-1][0]
         starts.append(Started(name, join, first, last.before, last.after, last.threshold))
-        echo(f"# {name} start: joined after {join * 1e3:.0f} ms; first sums of {spec.cut_bytes} bytes, ms: "
+        echo(f"# {name} start: joined after {join * 1e3:.0f} ms; first sums of {nbytes} bytes, ms: "
              f"{' '.join(f'{seconds * 1e3:.0f}' for seconds in first)}; all {(join + sum(first)) * 1e3:.0f}; cut from "
              f"{'no size on' if last.threshold is None else f'{last.threshold} bytes on'}; shares "
              f"{' '.join(_percent(shares) for shares in last.before)}, then "
@@ -283,35 +209,34 @@ def _starts(spec: RailsSpec, workers: Workers, folder: Path, echo: Callable[[str
     return starts
 
 
-def _compare(spec: RailsSpec, workers: Workers, multipath: Workers | None, echo: Callable[[str], None]
+def _compare(options: RailsOptions, workers: Workers, multipath: Workers | None, echo: Callable[[str], None]
              ) -> list[RailsRow]:
-    ways = [*range(len(spec.rates)), None]
+    ways = [*range(len(options.rates)), None]
     places = len(ways) + (multipath is not None)
-    echo(f"# {spec.ranks} ranks, planes of {spec.leaves} x {spec.spines} switches ({spec.engine}) with links of "
-         f"{', '.join(spec.rates)}; medians of interleaved turns, {spec.rounds} rounds")
-    head = " ".join(f"{name + ' ms':>14}" for name in spec.rails.split("+"))
+    echo(f"# {options.ranks} ranks; {options.in_words}; medians of interleaved turns, {options.rounds} rounds")
+    head = " ".join(f"{name + ' ms':>14}" for name in options.kinds)
     echo(f"# {'bytes':>10} {head} {'together ms':>12} {'speed-up':>8} {'of sum':>7} {'of best':>19} {'turns':>5} "
          f"{'wrong':>5} {'shares':>11} {'cpu ms':>20}")
     rows = []
-    for nbytes in spec.sizes:
+    for nbytes in options.sizes:
         calls = 4 if nbytes < LARGE else 2
-        warm = [took for way in ways for took in _turn(spec, workers, SumsCommand(nbytes, calls, rail=way))]
+        warm = [took for way in ways for took in _turn(options, workers, SumsCommand(nbytes, calls, rail=way))]
         slowest = max(took.seconds for took in warm)
         count = max(1, min(400, round(TURN / slowest)))
         times: list[list[float]] = []
         used: list[list[list[SumsResult]]] = []
         wrong = sum(took.wrong for took in warm)
         turns: list[list[MptcpResult]] = []
-        for number in range(spec.rounds * max(1, min(TURNS, round(TURN * TURNS / slowest / count)))):
+        for number in range(options.rounds * max(1, min(TURNS, round(TURN * TURNS / slowest / count)))):
             times.append([0.0] * len(ways))
             used.append([[]] * len(ways))
             for step in range(places):  # each comes at each place, so that it does not matter what ran before
                 at = (number + step) % places
                 if at == len(ways):
                     assert multipath is not None
-                    turns.append(rails_mptcp.turn(multipath, nbytes, count, spec.timeout))
+                    turns.append(rails_mptcp.turn(multipath, nbytes, count, options.timeout))
                     continue
-                took = _turn(spec, workers, SumsCommand(nbytes, count, 1, ways[at]))
+                took = _turn(options, workers, SumsCommand(nbytes, count, 1, ways[at]))
                 wrong += sum(t.wrong for t in took)
                 times[-1][at] = max(t.seconds for t in took)
                 used[-1][at] = took
@@ -368,23 +293,23 @@ def _processor(turns: Sequence[Sequence[SumsResult]]) -> float:
     return statistics.median(statistics.fmean(rank.processor for rank in ranks) for ranks in turns)
 
 
-def _cut(spec: RailsSpec, workers: Workers, planes: Planes, part: float, echo: Callable[[str], None]) -> PlaneCut:
+def _cut(options: RailsOptions, workers: Workers, planes: Planes, part: float, echo: Callable[[str], None]) -> PlaneCut:
     """Let the last plane fail after a part of a call, and measure what that costs; the other rails survive."""
-    nbytes, last = spec.cut_bytes, len(spec.rates) - 1
-    whole = max(took.seconds for took in _turn(spec, workers, SumsCommand(nbytes, 2, 2)))
-    left = sum(nbytes / max(t.seconds for t in _turn(spec, workers, SumsCommand(nbytes, 2, 1, rail)))
+    nbytes, last = options.bytes_of("cut_bytes"), len(options.rates) - 1
+    whole = max(took.seconds for took in _turn(options, workers, SumsCommand(nbytes, 2, 2)))
+    left = sum(nbytes / max(t.seconds for t in _turn(options, workers, SumsCommand(nbytes, 2, 1, rail)))
                for rail in range(last))
     workers.send(msgspec.json.encode(SumsCommand(nbytes, announce=True)))
-    begun = max(msgspec.json.decode(line, type=Announcement).at for line in workers.receive(spec.timeout))
+    begun = max(msgspec.json.decode(line, type=Announcement).at for line in workers.receive(options.timeout))
     time.sleep(max(0.0, begun + part * whole - time.monotonic()))
     planes.cut(last)
     at = time.monotonic() - begun
-    took = [msgspec.json.decode(line, type=SumsResult) for line in workers.receive(2 * spec.timeout)]
+    took = [msgspec.json.decode(line, type=SumsResult) for line in workers.receive(2 * options.timeout)]
     seconds = max(t.begun + t.seconds for t in took) - begun
     ideal = at + max(0.0, nbytes - at * nbytes / whole) / left
     planes.cut(last, up=True)
     back = time.monotonic()
-    while _turn(spec, workers, SumsCommand(nbytes // 16))[0].states[last] != "up":
+    while _turn(options, workers, SumsCommand(nbytes // 16))[0].states[last] != "up":
         if time.monotonic() > back + BACK_SECONDS:
             raise FabricFailed(f"the rail on the last plane was not used again within {BACK_SECONDS:g} s")
     cut = PlaneCut(at, seconds, ideal, seconds - ideal, sum(t.wrong for t in took), time.monotonic() - back)

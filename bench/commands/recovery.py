@@ -11,54 +11,33 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from netfold.bench.options.faults import RECOVERY_FAULTS, RecoveryOptions
 from netfold.bench.ranks.recovery import STARTED, RecoveryResult, RecoveryTask
-from netfold.disk import files
-from netfold.fabric.graph import Engine
 from netfold.topo.network import sandbox
 from netfold.topo.processes.failures import FabricFailed
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
     from netfold.topo.network.net import Network
 
-Fault = Literal["spine", "link", "silent", "leaf", "return"]
-FAULTS: Final[Mapping[Fault, str]] = {
-    "spine": "a spine is killed",
-    "link": "a link between leaf and spine goes down",
-    "silent": "a leaf's uplink drops packets silently in both directions",
-    "leaf": "a leaf is killed and started again",
-    "return": "a spine is killed, and started again after some seconds",
-}
+ELEMENTS: Final = 60_000
+"""Elements of int32 that are summed."""
 BEFORE: Final = 1.0
-"""Seconds of sums before the fault."""
+AFTER: Final = 3.0
+"""Seconds of sums before the fault, and after it."""
 SECONDS: Final = 120.0
 """Seconds for all ranks of a round."""
-
-
-@dataclass(frozen=True)
-class RecoverySpec:
-    """Which faults to inject into which fabric, how often, and what the ranks sum meanwhile."""
-
-    faults: tuple[Fault, ...]
-    engine: Engine
-    rate: str
-    elements: int
-    rounds: int
-    after: float
-    """Seconds of sums after the fault."""
-    probe: float
 
 
 class Pause(msgspec.Struct, frozen=True):
     """One fault in one round.  Times are in seconds, rates in operations a second."""
 
-    fault: Fault
+    fault: str
     longest: float
     """The longest operation of any rank during which the fault, or a consequence of it, happened."""
     median: float
@@ -74,45 +53,29 @@ class Pause(msgspec.Struct, frozen=True):
     rounds: int
 
 
-def spec(
-    *, faults: str, engine: Engine, rate: str, elements: int, rounds: int, after: float, probe: float
-) -> RecoverySpec:
-    """Check the options of the command line.  Raises ValueError, which names the option."""
-    known = get_args(Fault)
-    for name in faults.split(","):
-        if name not in known:
-            raise ValueError(f"--faults {name}: expected some of {', '.join(known)}")
-    for option, value in (("--elements", elements), ("--rounds", rounds), ("--after", after)):
-        if value < 1:
-            raise ValueError(f"{option} {value}: expected 1 or more")
-    return RecoverySpec(tuple(faults.split(",")), engine, rate, elements, rounds, after, probe)  # type: ignore[arg-type]
-
-
-def run(spec: RecoverySpec, file: Path | None = None) -> list[Pause]:
-    """Measure in a sandbox, print a summary, and write all pauses to ``file`` as JSON.  Raises FabricFailed."""
+def run(options: RecoveryOptions) -> list[Pause]:
+    """Measure in a sandbox, print a summary, and write all pauses.  Raises FabricFailed."""
     sandbox.enter()
     from netfold.fabric.generate import leafspine
     from netfold.topo.network.net import Network
 
-    fabric = leafspine(2, 2, 4, rate=spec.rate, engine=spec.engine, rundir=sandbox.rundir())
-    fabric = msgspec.structs.replace(fabric, probe=spec.probe)
+    fabric = leafspine(2, 2, 4, rate=options.link_rate, engine=options.engine, rundir=sandbox.rundir())
     pauses: list[Pause] = []
     with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as logs:
-        for number in range(spec.rounds):
-            for fault in spec.faults:
+        for number in range(options.rounds):
+            for fault in options.names("faults", RECOVERY_FAULTS):
                 try:
                     with Network(fabric, logs=Path(logs)) as network:
-                        pauses.append(_measure(network, spec, fault))
+                        pauses.append(_measure(network, fault))
                 except FabricFailed as error:
-                    raise type(error)(f"round {number + 1}, {FAULTS[fault]}: {error}") from error
+                    raise type(error)(f"round {number + 1}, {RECOVERY_FAULTS[fault]}: {error}") from error
                 print(f"round {number + 1}, {fault}: {pauses[-1].longest * 1e3:.0f} ms", file=sys.stderr)
-    _show(pauses, spec)
-    if file is not None:
-        files.replace(file, msgspec.json.format(msgspec.json.encode(pauses)))
+    _show(pauses, options)
+    options.write(pauses)
     return pauses
 
 
-def _measure(network: Network, spec: RecoverySpec, fault: Fault) -> Pause:
+def _measure(network: Network, fault: str) -> Pause:
     from netfold.topo.faults.injector import FaultInjector
 
     do = FaultInjector(network)
@@ -123,7 +86,7 @@ def _measure(network: Network, spec: RecoverySpec, fault: Fault) -> Pause:
         for end in (uplink, other):
             do.blackhole(end.node, end.port)
 
-    first: dict[Fault, Callable[[], None]] = {
+    first: dict[str, Callable[[], None]] = {
         "spine": lambda: do.kill("spine1"),
         # a BMv2 whose interface was down receives nothing on any port
         "link": lambda: do.link_down(other.node, other.port),
@@ -132,7 +95,7 @@ def _measure(network: Network, spec: RecoverySpec, fault: Fault) -> Pause:
         "return": lambda: do.kill("spine1"),
     }
     phases = 2 if fault == "return" else 1
-    work = RecoveryTask(spec.elements, BEFORE + phases * spec.after)
+    work = RecoveryTask(ELEMENTS, BEFORE + phases * AFTER)
     command = [sys.executable, "-m", "netfold.bench.ranks.recovery", msgspec.json.encode(work).decode()]
     ranks = network.launch(command, job=fault)
     results: list[RecoveryResult] = []
@@ -146,13 +109,13 @@ def _measure(network: Network, spec: RecoverySpec, fault: Fault) -> Pause:
             injected = time.monotonic()
             first[fault]()
             if fault == "return":
-                time.sleep(spec.after)
+                time.sleep(AFTER)
                 returned = time.monotonic()
                 do.start("spine1")
     return _pause(fault, results, began, injected, returned)
 
 
-def _pause(fault: Fault, results: Sequence[RecoveryResult], began: float, injected: float, returned: float) -> Pause:
+def _pause(fault: str, results: Sequence[RecoveryResult], began: float, injected: float, returned: float) -> Pause:
     hit, again = (
         max(((s, b + s) for one in results for b, s in zip(one.begins, one.seconds, strict=True)
              if low < b + s <= high), default=(0.0, low))
@@ -170,10 +133,10 @@ def _pause(fault: Fault, results: Sequence[RecoveryResult], began: float, inject
     )
 
 
-def _show(pauses: Sequence[Pause], spec: RecoverySpec) -> None:
-    print(f"2 leaves, 2 spines, 4 ranks on {spec.engine}, {spec.rate} links, sums of {4 * spec.elements} bytes in a "
-          f"row, probes every {spec.probe:g} s; {spec.rounds} rounds. Longest operation on any rank:")
-    for fault in spec.faults:
+def _show(pauses: Sequence[Pause], options: RecoveryOptions) -> None:
+    print(f"2 leaves, 2 spines, 4 ranks on {options.engine}, {options.rate} links, sums of {4 * ELEMENTS} bytes in a "
+          f"row; {options.rounds} rounds. Longest operation on any rank:")
+    for fault in options.names("faults", RECOVERY_FAULTS):
         some = [pause for pause in pauses if pause.fault == fault]
         longest = sorted(1e3 * pause.longest for pause in some)
         median = statistics.median(1e3 * pause.median for pause in some)
@@ -183,7 +146,7 @@ def _show(pauses: Sequence[Pause], spec: RecoverySpec) -> None:
                 ("back", [p.back for p in some]),
             ) if any(values)
         )
-        print(f"  {FAULTS[fault]}: median {statistics.median(longest):.0f} ms, {longest[0]:.0f} .. "
+        print(f"  {RECOVERY_FAULTS[fault]}: median {statistics.median(longest):.0f} ms, {longest[0]:.0f} .. "
               f"{longest[-1]:.0f} ({median:.1f} ms is usual); operations a second: {rates}")
         if fault == "return":
             second = sorted(1e3 * pause.second for pause in some)

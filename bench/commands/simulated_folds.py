@@ -40,6 +40,8 @@ SEEDS: Final = 24
 WITHIN: Final = 240.0
 """Seconds for all sums of one case."""
 HOSTS: Final = 8
+SIZES: Final = (256 << 10, 1 << 20, 4 << 20)
+"""Bytes of each rank's tensor."""
 FABRICS: Final = {(1, 0): (2, 4, 8), (2, 1): (4, 8), (2, 2): (8,)}
 """(leaves, spines) -> numbers of ranks: one level; two levels under one spine; two levels and two trees."""
 
@@ -130,16 +132,13 @@ def compared(case: FoldCase, took: Sequence[LossResult], model: SimulatedSum) ->
                    sum(one.timeouts for one in took) / len(slowest), model.timeouts)
 
 
-def run(*, rate: str, sizes: Sequence[int], rounds: int, delay: float) -> list[FoldRow]:
-    """Compare all cases in this sandbox, and print a row for each.
-
-    sizes   bytes of each rank's tensor, multiples of 4
-    """
+def run(*, rate: str, rounds: int, delay: float) -> list[FoldRow]:
+    """Compare all cases in this sandbox, and print a row for each."""
     print(f"folds: {HOSTS} hosts, {rate} links, {rounds} sums of int32 each; losses are of each link, each way")
     print(f"{'ranks':>5} {'fabric':>12} {'loss':>5} {'KiB':>6} {'real ms':>9} {'min - max':>15} {'simulated ms':>12} "
           f"{'sim/real':>9} {'again':>13} {'time-outs':>10}")
     rows = []
-    for row in _rows(rate, sizes, rounds, delay):
+    for row in _rows(rate, rounds, delay):
         print(f"{row.ranks:>5} {f'{row.leaves} x {row.spines}':>12} {row.loss:>5g} {row.nbytes >> 10:>6} "
               f"{row.measured * 1e3:>9.1f} {min(row.real) * 1e3:>7.1f}-{max(row.real) * 1e3:<7.1f} "
               f"{row.simulated * 1e3:>12.1f} {row.ratio:>9.3f} {row.again:>6.2%} {row.simulated_again:>6.2%} "
@@ -148,14 +147,14 @@ def run(*, rate: str, sizes: Sequence[int], rounds: int, delay: float) -> list[F
     return rows
 
 
-def _rows(rate: str, sizes: Sequence[int], rounds: int, delay: float) -> Iterator[FoldRow]:
+def _rows(rate: str, rounds: int, delay: float) -> Iterator[FoldRow]:
     from netfold.topo.network.net import Network
 
     for ((leaves, spines), numbers), loss in product(FABRICS.items(), (0.0, LOSS)):
         fabric = leafspine(leaves, spines, HOSTS, rate=rate, rundir=sandbox.rundir(), loss=loss, seed=1)
         topology = of_fabric(fabric, delay=delay)
         with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as logs, Network(fabric, logs=Path(logs)) as network:
-            for ranks, nbytes in product(numbers, sizes):
+            for ranks, nbytes in product(numbers, SIZES):
                 case = FoldCase(leaves, spines, ranks, loss, nbytes)
                 took, slots = measure(network, case, rounds)
                 yield compared(case, took, simulated(fabric, topology, case, slots))

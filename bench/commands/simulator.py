@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from netfold.bench.commands import simulated_folds
+from netfold.bench.options.paths import CASES, SimulatorOptions
 from netfold.bench.ranks.simulator import ReplayFlow, ReplayTask, ReplayTimes
 from netfold.disk import files
 from netfold.fabric.generate import leafspine
@@ -40,6 +41,11 @@ DELAY: Final = 50e-6
 """Seconds over one link: a packet's time between processes on an idle fabric, a few per cent of a flow's."""
 FIRST_WINDOW: Final = 32
 """First window of host/native/rc_requester.c in packets, where its largest window is not smaller."""
+HOSTS: Final = 8
+NBYTES: Final = 4_000_000
+"""Bytes on each rank, in the cases of flows."""
+WINDOW: Final = 8
+"""Packets of a queue pair in flight, in the cases of flows."""
 SCHEME: Final = SCHEMES["ethereal"]
 WORKLOADS: Final = {**COLLECTIVES, "shifted all-to-all": shifted_all_to_all, "all-gather": ring_all_gather}
 ACK: Final = 10
@@ -53,7 +59,7 @@ class Case(NamedTuple):
     spines: int
 
 
-CASES: Final = (
+FLOWS: Final = (
     Case("all-to-all", 2), Case("shifted all-to-all", 2), Case("ring", 2), Case("all-gather", 2),
     Case("halving-doubling", 2), Case("all-to-all", 1), Case("halving-doubling", 1),
 )
@@ -123,33 +129,13 @@ def simulated(topology: Topology, workload: Workload, window: int) -> PacketOutc
                     placement=queue_pairs(topology, workload, SCHEME))
 
 
-def run(*, hosts: int, rate: str, size: float, window: int, rounds: int, json: Path | None,
-        cases: str = "flows,folds", fold_sizes: str = "256,1024,4096") -> bool:
-    """Compare in a sandbox, where the process starts anew, print the table, and return whether all cases meet the bar.
-
-    size        MB on each rank
-    window      packets of a queue pair
-    cases       flows, folds, or both, by commas
-    fold_sizes  KiB of the folds' tensors, by commas
-    Raises ValueError for what cannot be compared.
-    """
-    kinds = cases.split(",")
-    if unknown := [kind for kind in kinds if kind not in ("flows", "folds")]:
-        raise ValueError(f"--cases: no case is called {unknown[0]!r}; there are flows and folds")
-    if not all(kib.strip().isdecimal() and int(kib) for kib in fold_sizes.split(",")):
-        raise ValueError(f"--fold-sizes: expected whole numbers of KiB by commas, got {fold_sizes!r}")
-    if hosts < 4 or hosts & (hosts - 1):
-        raise ValueError(f"--hosts {hosts}: expected a power of two of at least 4, for halving-doubling on two leaves")
-    if not 2 <= window <= 1 << 20 or window & (window - 1):
-        raise ValueError(f"--window {window}: expected a power of two of packets, 2 or more")
-    if rounds < 1 or not size * 1e6 >= hosts * 1024:
-        raise ValueError(f"--rounds {rounds}, --size {size:g}: expected a round, and 1 KB for each host at least")
-    for spines in dict.fromkeys(case.spines for case in CASES):
-        leafspine(2, spines, hosts, rate=rate)
+def run(options: SimulatorOptions) -> bool:
+    """Compare in a sandbox, where the process starts anew, print the table, and return whether all cases meet the
+    bar."""
+    kinds = options.names("cases", CASES)
     sandbox.enter()
-    rows = _flows(hosts=hosts, rate=rate, size=size, window=window, rounds=rounds) if "flows" in kinds else []
-    folds = simulated_folds.run(rate=rate, sizes=[int(kib) << 10 for kib in fold_sizes.split(",")], rounds=rounds,
-                                delay=DELAY) if "folds" in kinds else []
+    rows = _flows(options.rate, options.rounds) if "flows" in kinds else []
+    folds = simulated_folds.run(rate=options.rate, rounds=options.rounds, delay=DELAY) if "folds" in kinds else []
     met = True
     for kind, ratios, bar in (("flows", [float(str(row["ratio"])) for row in rows], BAR),
                               ("folds", [row.ratio for row in folds], simulated_folds.BAR)):
@@ -158,29 +144,27 @@ def run(*, hosts: int, rate: str, size: float, window: int, rounds: int, json: P
             met &= worst <= bar
             print(f"{kind}: the simulator is off by at most {worst:.1%}; the bar is {bar:.0%}: "
                   f"{'met' if worst <= bar else 'missed'}")
-    if json is not None:
-        document = {"rate": rate, "window": window, "rows": rows, "folds": [row._asdict() for row in folds]}
-        files.replace(json, msgspec.json.format(msgspec.json.encode(document)))
+    options.write({"rate": options.rate, "rows": rows, "folds": [row._asdict() for row in folds]})
     return met
 
 
-def _flows(*, hosts: int, rate: str, size: float, window: int, rounds: int) -> list[dict[str, object]]:
+def _flows(rate: str, rounds: int) -> list[dict[str, object]]:
     from netfold.topo.network.net import Network
 
-    print(f"{hosts} hosts on 2 leaves, {rate} links, {size:g} MB on each rank, "
+    print(f"{HOSTS} hosts on 2 leaves, {rate} links, {NBYTES / 1e6:g} MB on each rank, "
           f"{os.cpu_count()} cores, median of {rounds} rounds")
     print(f"{'workload':<20} {'spines':>6} {'real ms':>9} {'min - max':>15} {'simulated ms':>12} {'sim/real':>9} "
           f"{'resent':>7}")
     rows: list[dict[str, object]] = []
-    for spines in dict.fromkeys(case.spines for case in CASES):
-        fabric = leafspine(2, spines, hosts, rate=rate, rundir=sandbox.rundir(), path_mtu=roce.PATH_MTU)
+    for spines in dict.fromkeys(case.spines for case in FLOWS):
+        fabric = leafspine(2, spines, HOSTS, rate=rate, rundir=sandbox.rundir(), path_mtu=roce.PATH_MTU)
         topology = of_fabric(fabric, delay=DELAY)
         with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as logs, Network(fabric, logs=Path(logs)) as network:
-            for case in (case for case in CASES if case.spines == spines):
-                workload = WORKLOADS[case.workload](range(topology.size), int(size * 1e6))
-                times = real(network, case, workload, topology, window, rounds, Path(logs))
+            for case in (case for case in FLOWS if case.spines == spines):
+                workload = WORKLOADS[case.workload](range(topology.size), NBYTES)
+                times = real(network, case, workload, topology, WINDOW, rounds, Path(logs))
                 took = [end - begin for begin, end in zip(times.begins, times.ends, strict=True)]
-                measured, model = statistics.median(took), simulated(topology, workload, window).time
+                measured, model = statistics.median(took), simulated(topology, workload, WINDOW).time
                 print(f"{case.workload:<20} {spines:>6} {measured * 1e3:>9.1f} {min(took) * 1e3:>7.1f}-"
                       f"{max(took) * 1e3:<7.1f} {model * 1e3:>12.1f} {model / measured:>9.3f} {times.resent:>7}",
                       flush=True)

@@ -22,7 +22,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -31,11 +30,12 @@ import msgspec
 from netfold.bench.harness.overhearing import Overhearing
 from netfold.bench.harness.schedule import FAULTS, Fault, StepFailed, StepRunner, Victims, schedule
 from netfold.bench.harness.strangers import SmallDisk, Strangers
+from netfold.bench.options.faults import HOSTS, LEAVES, SPINES, SoakOptions
 from netfold.bench.ranks.soak import STARTED, SoakResult, SoakTask
 from netfold.controller import client
 from netfold.disk import files
 from netfold.fabric.generate import Faults
-from netfold.fabric.graph import Engine, Fabric, Tenant
+from netfold.fabric.graph import Fabric, Tenant
 from netfold.rpc import rpc, tokens
 from netfold.topo.network import sandbox
 from netfold.topo.processes.failures import FabricFailed
@@ -44,11 +44,6 @@ if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
     from netfold.topo.network.net import Network
     from netfold.topo.processes.ranks import Ranks
 
-LEAVES, SPINES, HOSTS = 2, 2, 4
-USUAL: Final[Mapping[Engine, tuple[str, int]]] = {"softswitch": ("1gbit", 200_000), "bmv2": ("50mbit", 8_000)}
-"""Rate of links, and elements of the longest tensor."""
-MOST: Final = SPINES + LEAVES + LEAVES * SPINES + HOSTS + 7
-"""Faults in a round at most: each hits a switch, a link or a rank of its own, and the others come once."""
 WITHIN: Final = 240.0
 """Seconds for all ranks of a round, whose faults take 60 at most, most of them for controllers to start."""
 FLIGHT_SIGNAL: Final = signal.SIGUSR2
@@ -67,24 +62,6 @@ NO_SLOTS: Final = 64
 """Slots of the strangers' tenant: fewer than any job needs, so that none of theirs takes any from the job."""
 
 
-@dataclass(frozen=True)
-class SoakSpec:
-    """The settings of one soak."""
-
-    engine: Engine
-    rate: str
-    elements: int
-    rounds: int
-    seconds: float
-    """No round begins after so many seconds; 0: without a limit."""
-    kinds: tuple[Fault, ...]
-    """Kinds of faults that are drawn."""
-    faults_per_round: int
-    seed: int
-    logs: Path | None
-    """Folder in which the logs of failed rounds are kept, each under its seed."""
-
-
 class SoakRound(msgspec.Struct, frozen=True):
     """One round; ``failed`` is the reason why it failed, or empty."""
 
@@ -98,30 +75,6 @@ class SoakRound(msgspec.Struct, frozen=True):
     dropped: dict[str, int]
     """Packets that the switches had dropped at the end of the round; counts of a restarted switch begin again at 0."""
     failed: str
-
-
-def spec(
-    *, engine: Engine, rate: str, elements: int, rounds: int, seconds: float, faults: str, per_round: int, seed: int,
-    logs: Path | None
-) -> SoakSpec:
-    """Check the options of the command line; without a rate or elements, those of USUAL for the engine.
-
-    Raises ValueError, which names the option.
-    """
-    kinds = tuple(FAULTS) if not faults else tuple(faults.split(","))
-    for name in kinds:
-        if name not in FAULTS:
-            raise ValueError(f"--faults {name}: expected some of {', '.join(FAULTS)}")
-    for option, value, most in (("--rounds", rounds, 10**6), ("--per-round", per_round, MOST)):
-        if not 1 <= value <= most:
-            raise ValueError(f"{option} {value}: expected 1 .. {most}")
-    if elements < 0:
-        raise ValueError(f"--elements {elements}: expected 1 or more")
-    if not 0 <= seconds < 10**7:
-        raise ValueError(f"--seconds {seconds:g}: expected 0 .. {10**7}")
-    usual_rate, usual = USUAL[engine]
-    return SoakSpec(engine, rate or usual_rate, elements or usual, rounds, seconds, kinds,  # type: ignore[arg-type]
-                    per_round, seed, logs)
 
 
 class ControllerFaults:
@@ -174,31 +127,35 @@ class FullDisk:
         self._disk.clear()
 
 
-def run(spec: SoakSpec, file: Path | None = None) -> list[SoakRound]:
-    """Run all rounds in a sandbox, print a line for each, and write those that are done to ``file`` as JSON.
+def main(options: SoakOptions) -> bool:
+    """Run all rounds, and return whether none has failed."""
+    return not any(result.failed for result in run(options))
+
+
+def run(options: SoakOptions) -> list[SoakRound]:
+    """Run all rounds in a sandbox, print a line for each, and write those that are done.
 
     The next rounds run also after one has failed.
     """
     sandbox.enter()
     results: list[SoakRound] = []
     began = time.monotonic()
-    for number in range(spec.rounds):
-        if spec.seconds and time.monotonic() >= began + spec.seconds:
+    for number in range(options.rounds):
+        if options.seconds and time.monotonic() >= began + options.seconds:
             break
-        results.append(_round(spec, spec.seed + number))
+        results.append(_round(options, options.seed + number))
         print(_line(results[-1]), flush=True)
-        if file is not None:
-            files.replace(file, msgspec.json.format(msgspec.json.encode(results)))
-    print(_table(spec, results))
+        options.write(results)
+    print(_table(options, results))
     return results
 
 
-def _fabric(spec: SoakSpec, rng: random.Random, seed: int, folder: Path, faults: Faults) -> Fabric:
+def _fabric(options: SoakOptions, rng: random.Random, seed: int, folder: Path, faults: Faults) -> Fabric:
     """The fabric of a round: a host more than the job has, credentials of its own, its state on the small disk."""
     from netfold.fabric.generate import leafspine
 
-    fabric = leafspine(LEAVES, SPINES, HOSTS + 1, rate=spec.rate, engine=spec.engine, rundir=sandbox.rundir(),
-                       seed=seed, **faults)
+    fabric = leafspine(LEAVES, SPINES, HOSTS + 1, rate=options.link_rate, engine=options.engine,
+                       rundir=sandbox.rundir(), seed=seed, **faults)
     files_of_tokens = {scope: folder / f"{scope}.token" for scope in ("operator", "job", "viewer", "stranger")}
     for path in files_of_tokens.values():
         files.replace(path, secrets.token_hex(32), mode=0o600)
@@ -210,11 +167,12 @@ def _fabric(spec: SoakSpec, rng: random.Random, seed: int, folder: Path, faults:
     )
 
 
-def _round(spec: SoakSpec, seed: int) -> SoakRound:
+def _round(options: SoakOptions, seed: int) -> SoakRound:
     from netfold.topo.faults.injector import FaultInjector
     from netfold.topo.network.net import Network
 
     rng = random.Random(seed)
+    kinds = msgspec.convert(options.names("faults", FAULTS), tuple[Fault, ...])
     each, faults = rng.choice([1, 1, 2]), rng.choice(LINKS)
     done: list[str] = []
     took: list[SoakResult] = []
@@ -223,20 +181,20 @@ def _round(spec: SoakSpec, seed: int) -> SoakRound:
     failed = ""
     with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as name, SmallDisk(Path(name) / "disk") as disk:
         folder = Path(name)
-        fabric = _fabric(spec, rng, seed, folder, faults)
+        fabric = _fabric(options, rng, seed, folder, faults)
         # what this process asks the controller, as an operator
         os.environ[tokens.TOKEN_FILE_VARIABLE] = str(fabric.operator_token_file)
         flights = disk.place / "flights"
         flights.mkdir()
         env = {tokens.TOKEN_FILE_VARIABLE: str(fabric.job_token_file), "NETFOLD_FLIGHT": str(flights)}
         over = folder / "over"
-        work = SoakTask(seed, spec.elements, str(over))
+        work = SoakTask(seed, options.elements, str(over))
         command = [sys.executable, "-m", "netfold.bench.ranks.soak", msgspec.json.encode(work).decode()]
         try:
             network = Network(fabric, logs=disk.place / "logs")
             network.file = folder / "fabric.toml"
             with network, Overhearing() as overheard:
-                if "standby" in spec.kinds:
+                if "standby" in kinds:
                     network.start_standby()
                 *hosts, outside = fabric.hosts
                 ranks = network.launch(command, job="soak", hosts=[h for h in hosts for _ in range(each)], env=env)
@@ -249,7 +207,7 @@ def _round(spec: SoakSpec, seed: int) -> SoakRound:
                     over.touch()
 
                 victims = Victims(FaultInjector(network), ranks, controllers, strangers, full)
-                steps = schedule(rng, spec.kinds, victims, spec.faults_per_round, end)
+                steps = schedule(rng, kinds, victims, options.per_round, end)
                 runner = StepRunner(steps, done)
                 try:
                     for _, line in ranks.lines(within=WITHIN):
@@ -266,8 +224,8 @@ def _round(spec: SoakSpec, seed: int) -> SoakRound:
         except (FabricFailed, StepFailed) as error:
             failed = str(error)
             disk.clear()
-            if spec.logs is not None:
-                shutil.copytree(disk.place / "logs", spec.logs / str(seed), dirs_exist_ok=True)
+            if options.logs is not None:
+                shutil.copytree(disk.place / "logs", options.logs / str(seed), dirs_exist_ok=True)
     return SoakRound(seed, each, faults, done, took, dict(tried), dropped, failed)
 
 
@@ -289,12 +247,12 @@ def _line(result: SoakRound) -> str:
             f"{sum(took.retransmissions for took in result.ranks)} packets again, tried: {_counts([result.tried])}")
 
 
-def _table(spec: SoakSpec, results: list[SoakRound]) -> str:
+def _table(options: SoakOptions, results: list[SoakRound]) -> str:
     failed = sum(bool(result.failed) for result in results)
     operations = sum(result.ranks[0].operations for result in results if result.ranks)
     return "\n".join([
-        f"{spec.engine}: {len(results)} rounds, {sum(len(r.steps) for r in results)} steps, {operations} sums on every "
-        f"rank; {failed} rounds failed",
+        f"{options.engine}: {len(results)} rounds, {sum(len(r.steps) for r in results)} steps, {operations} sums on "
+        f"every rank; {failed} rounds failed",
         f"tried: {_counts(result.tried for result in results)}",
         f"dropped by switches: {_counts(result.dropped for result in results)}; by ranks: "
         f"{sum(took.refused for result in results for took in result.ranks)}",

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from netfold.bench.commands import allreduce
-from netfold.bench.commands.allreduce import AllreduceRow, AllreduceSpec
+from netfold.bench.commands.allreduce import AllreduceRow
+from netfold.bench.options.sums import AllreduceOptions, GrowthOptions
 from netfold.fabric.generate import PATH_MTU
 from netfold.plots.charts import LineChart
 
@@ -70,17 +71,16 @@ class FabricRow(AllreduceRow, frozen=True):
     series: str = ""
 
 
-def measure(axis: Axis, rate: str, quick: bool, rounds: int, echo: Callable[[str], None]) -> list[FabricRow]:
+def measure(axis: Axis, options: GrowthOptions, echo: Callable[[str], None]) -> list[FabricRow]:
     """The rows of an axis.  Raises FabricFailed and ValueError."""
     rows = []
-    for point in (QUICK if quick else POINTS)[axis]:
-        spec = AllreduceSpec(
-            sizes=point.sizes, iterations=1 if quick else 3, warmup=1, rounds=rounds, check=True, ranks=point.ranks,
-            leaves=point.leaves, spines=point.spines, engine="softswitch",
-            rate=None if rate == allreduce.UNSHAPED else rate, loss=0.0, lane_bits=32, path_mtu=point.path_mtu,
-            algorithms=point.algorithms, seed=0, timeout=60.0, credits=point.credits,
+    for point in (QUICK if options.quick else POINTS)[axis]:
+        each = AllreduceOptions(
+            sizes=point.sizes, iterations=1 if options.quick else 3, rounds=1 if options.quick else options.rounds,
+            topo=f"leafspine,{point.leaves},{point.spines},{point.ranks}", switch=options.switch, rate=options.rate,
+            path_mtu=point.path_mtu, algorithms=",".join(point.algorithms), timeout=60.0, credits=point.credits,
         )
-        for row in allreduce.run(spec, None, echo):
+        for row in allreduce.run(each, echo):
             fields = {name: getattr(row, name) for name in row.__struct_fields__}
             rows.append(FabricRow(**fields, series=point.series if row.algorithm == "innet" else row.algorithm))
     return rows

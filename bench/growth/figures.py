@@ -25,38 +25,22 @@ from netfold.bench.growth.controller import ControllerRow
 from netfold.bench.growth.fabric import Axis, FabricRow
 from netfold.bench.growth.program import ProgramRow
 from netfold.bench.harness.stalls import LongTurn
+from netfold.bench.options.sums import GROWTH, GrowthOptions
 from netfold.disk import files
 from netfold.plots.charts import LineChart, PlotsMissing, line_charts
 from netfold.topo.network import sandbox
 
 AXES: Final[Sequence[Axis]] = get_args(Axis)
-NAMES: Final = (*AXES, "controller", "programs")
 _ROWS: Final[dict[str, Any]] = {"controller": ControllerRow, "programs": ProgramRow}
 
 
-def named(text: str) -> list[str]:
-    """The names of figures in a list with commas.  Raises ValueError."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in NAMES:
-            raise ValueError(f"--what {name}: expected some of {', '.join(NAMES)}")
-    if not names:
-        raise ValueError(f"--what {text!r}: expected some of {', '.join(NAMES)}")
-    return list(dict.fromkeys(names))
+def run(options: GrowthOptions, echo: Callable[[str], None] = print) -> bool:
+    """Measure (unless --draw) and draw each figure.  Returns whether all sums were right.
 
-
-def run(
-    names: Sequence[str], *, out: Path, rate: str, rounds: int, quick: bool, draw: bool,
-    echo: Callable[[str], None] = print,
-) -> bool:
-    """Measure (unless ``draw``) and draw each figure into the folder ``out``.  Returns whether all sums were right.
-
-    quick  small points, which take seconds, to see that the command works
     Raises FabricFailed, ValueError, OSError and subprocess.SubprocessError.
     """
-    if rounds < 1:
-        raise ValueError(f"--rounds {rounds}: expected 1 or more")
-    if not draw and set(names) & set(AXES):
+    names, out = options.names("what", GROWTH), options.out
+    if not options.draw and set(names) & set(AXES):
         sandbox.enter()
         from mininet.log import setLogLevel
 
@@ -65,15 +49,15 @@ def run(
     right = True
     for name in names:
         file = out / f"growth-{name}.json"
-        if not draw:
+        if not options.draw:
             echo(f"# {name}")
-            found = _measure(name, rate, 1 if quick else rounds, quick, echo)
+            found = _measure(name, options, echo)
             right = right and not any(getattr(row, "wrong", 0) for row in found)
             files.replace(file, msgspec.json.format(msgspec.json.encode(found), indent=1))
         try:
             drawn = figure(name, file, out)
         except PlotsMissing as error:
-            if draw:
+            if options.draw:
                 raise ValueError(str(error)) from error
             echo(f"# {file}; {error}")
         else:
@@ -81,12 +65,12 @@ def run(
     return right
 
 
-def _measure(name: str, rate: str, rounds: int, quick: bool, echo: Callable[[str], None]) -> Sequence[Any]:
+def _measure(name: str, options: GrowthOptions, echo: Callable[[str], None]) -> Sequence[Any]:
     if name == "controller":
-        return controller.measure(controller.QUICK if quick else controller.FABRICS, echo)
+        return controller.measure(controller.QUICK if options.quick else controller.FABRICS, echo)
     if name == "programs":
-        return program.measure(program.QUICK if quick else program.TABLES, echo)
-    return fabric.measure(_axis(name), rate, quick, rounds, echo)
+        return program.measure(program.QUICK if options.quick else program.TABLES, echo)
+    return fabric.measure(_axis(name), options, echo)
 
 
 def figure(name: str, file: Path, out: Path) -> list[Path]:

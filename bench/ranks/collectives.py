@@ -7,19 +7,24 @@
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 
+from netfold.bench.ranks.parameters import ParametersSteps
 from netfold.topo.processes.rank_program import check_data, run_rank
 
+Call: TypeAlias = Callable[[], object]
 GLOO = "gloo"
 """The algorithms of torch.distributed's backend."""
+STEP = "step"
+"""No collective, but a training step of so many bytes of parameters (`ranks.parameters`)."""
 FLAT, HIERARCHICAL = "flat", "hierarchical"
 """Broadcasts that are made of others here: the root sends to each rank; a binomial tree over leaves, one in each."""
 
@@ -44,9 +49,12 @@ class CollectivesTask(msgspec.Struct, frozen=True):
 
 
 class CollectivesResult(msgspec.Struct, frozen=True):
-    """The measurements of one rank: seconds of each operation, by round and cell."""
+    """The measurements of one rank, by round and cell."""
 
     seconds: list[list[list[float]]]
+    """Seconds of each operation."""
+    processor: list[list[float]]
+    """Processor seconds of this rank's process for an operation."""
 
 
 class GlooCollectives:
@@ -94,33 +102,48 @@ class CollectivesRank:
 
     def run(self) -> CollectivesResult:
         """Measure all rounds; each begins with another cell."""
-        rounds = []
+        cells, seconds, processor = self.task.cells, [], []
         for number in range(self.task.rounds):
-            cells = self.task.cells
             order = [(number + place) % len(cells) for place in range(len(cells))]
-            taken: dict[int, list[float]] = {place: self.time(cells[place]) for place in order}
-            rounds.append([taken[place] for place in range(len(cells))])
+            taken = {place: self.time(cells[place]) for place in order}
+            seconds.append([taken[place][0] for place in range(len(cells))])
+            processor.append([taken[place][1] for place in range(len(cells))])
         if self.gloo is not None:
             self.gloo.close()
-        return CollectivesResult(rounds)
+        return CollectivesResult(seconds, processor)
 
-    def time(self, cell: Cell) -> list[float]:
-        """Seconds of each operation; the ranks begin each one together."""
+    def time(self, cell: Cell) -> tuple[list[float], float]:
+        """Seconds of each operation, and processor seconds of one; the ranks begin each one together."""
+        prepare, call, check = self.steps(cell) if cell.collective == STEP else self.arrays(cell)
+        seconds, spent = [], []
+        for _ in range(self.task.iterations + 1):
+            prepare()
+            self.comm.barrier()
+            begin, busy = time.perf_counter(), time.process_time()
+            call()
+            seconds.append(time.perf_counter() - begin)
+            spent.append(time.process_time() - busy)
+            check()
+        return seconds[1:], statistics.fmean(spent[1:])
+
+    def steps(self, cell: Cell) -> tuple[Call, Call, Call]:
+        """What prepares a step, makes it, and checks it."""
+        steps = ParametersSteps(self.comm, cell.nbytes, cell.algorithm)
+        return (lambda: None), steps.step, steps.check
+
+    def arrays(self, cell: Cell) -> tuple[Call, Call, Call]:
+        """What fills a collective's arrays, makes it, and checks its result."""
         comm, each = self.comm, max(1, cell.nbytes // 4 // self.comm.size)
         whole = np.full(each * comm.size, comm.rank + 1, np.int32)
         mine, part = np.full(each, comm.rank + 1, np.int32), np.zeros(each * comm.size, np.int32)
         by = self.gloo.call(cell, whole, mine, part) if cell.algorithm == GLOO and self.gloo is not None else partial(
             self.call, cell, whole, mine, part
         )
-        seconds = []
-        for _ in range(self.task.iterations + 1):
+
+        def fill() -> None:
             whole[...], mine[...], part[...] = comm.rank + 1, comm.rank + 1, 0
-            comm.barrier()
-            begin = time.perf_counter()
-            by()
-            seconds.append(time.perf_counter() - begin)
-            self.check(cell, whole, mine, part)
-        return seconds[1:]
+
+        return fill, by, partial(self.check, cell, whole, mine, part)
 
     def call(self, cell: Cell, whole: Any, mine: Any, part: Any) -> None:
         """Makes a collective by an algorithm of ours."""

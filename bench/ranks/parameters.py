@@ -1,113 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of `netfold bench parameter-server`: training steps without computing, by servers and by allreduces.
+"""Training steps without computing, in `netfold bench collectives`: by servers that hold the parameters and run Adam,
+or by an allreduce and Adam on every rank.
 
-    python -m netfold.bench.ranks.parameters TASK      a JSON `ParametersTask`; prints a JSON `ParametersResult`
+Tensors are uneven, one of them as large as all others together.
 """
 
 from __future__ import annotations
 
 import hashlib
-import sys
-import time
-from typing import Any
+from typing import Any, Final
 
-import msgspec
 import numpy as np
 
 from netfold.host.parameters.optimizers import Adam
-from netfold.topo.processes.rank_program import check_data, run_rank
+from netfold.topo.processes.rank_program import check_data
 
-ADAM = Adam(1e-3)
+ADAM: Final = Adam(1e-3)
 """The optimizer, at the servers or on every rank."""
-SEED = 5
+SEED: Final = 5
 """Seed of parameters and gradients."""
-TOLERANCE = 1e-5
-"""How far a parameter may be from that of the first way after as many steps: sums are added in other orders, and Adam
-divides small numbers by small numbers."""
+TOLERANCE: Final = 1e-5
+"""How far a parameter may be from that of a single process after as many steps: sums are added in other orders, and
+Adam divides small numbers by small numbers."""
+ALL, HALF, ONE = "all serve", "half serve", "one serves"
+"""Ways in which ranks serve, which are workers as well."""
 
 
-class StepWay(msgspec.Struct, frozen=True):
-    """How a step is made: by this many servers among the ranks, or by allreduces of this algorithm and an optimizer on
-    every rank."""
-
-    name: str
-    servers: int = 0
-    algorithm: str = ""
-
-
-class ParametersTask(msgspec.Struct, frozen=True):
-    """All ways in each round, so many steps after one to warm up.  ``sizes``: elements of each tensor."""
-
-    ways: list[StepWay]
-    sizes: list[int]
-    rounds: int
-    steps: int
-    timeout: float = 60.0
+def uneven(nbytes: int) -> list[int]:
+    """Elements of tensors of float32: half of the bytes in one, a quarter in the next, and so on."""
+    left, sizes = nbytes // 4, []
+    while left > 64:
+        sizes.append(left // 2)
+        left -= left // 2
+    return [*sizes, left]
 
 
-class ParametersResult(msgspec.Struct, frozen=True):
-    """The measurements of one rank."""
+class ParametersSteps:
+    """A rank's parameters and gradients, and its steps by one way: an algorithm of allreduce, or how many serve."""
 
-    seconds: list[list[list[float]]]
-    """Seconds of each step, by round and way."""
-    processor: list[list[float]]
-    """Processor seconds of this rank's process for a step, by round and way."""
-    digests: list[str]
-    """Digests of the parameters at the end of the last round, by way; all ranks must have the same."""
+    def __init__(self, comm: Any, nbytes: int, way: str) -> None:
+        self._comm, self._way = comm, way
+        sizes = uneven(nbytes)
+        names = [f"tensor {number}" for number in range(len(sizes))]
+        cuts = np.cumsum(sizes)[:-1]
+        self._row = np.random.default_rng(SEED).standard_normal(sum(sizes)).astype(np.float32)
+        self._right = self._row.copy()
+        every = [np.random.default_rng(SEED + 1 + rank).standard_normal(self._row.size).astype(np.float32)
+                 for rank in range(comm.size)]
+        self._gradient, self._mean = every[comm.rank], np.asarray(np.mean(every, axis=0, dtype=np.float32))
+        self._parameters = dict(zip(names, np.split(self._row, cuts), strict=True))
+        self._gradients = dict(zip(names, np.split(self._gradient, cuts), strict=True))
+        self._alone = ADAM.start(self._right)
+        servers = {ALL: comm.size, HALF: comm.size // 2, ONE: 1}.get(way, 0)
+        self._server = comm.parameter_server(
+            self._parameters, ADAM, servers=[number * comm.size // servers for number in range(servers)],
+        ) if servers else None
+        self._state, self._total = ADAM.start(self._row), np.empty_like(self._gradient)
 
-
-def measure(comm: Any, task: ParametersTask) -> ParametersResult:
-    """Measure all rounds; each begins with another way.  Raises WrongData where ways differ."""
-    seconds: list[list[list[float]]] = []
-    processor: list[list[float]] = []
-    ends: dict[int, Any] = {}
-    for number in range(task.rounds):
-        seconds.append([[] for _ in task.ways])
-        processor.append([0.0 for _ in task.ways])
-        for place in range(len(task.ways)):
-            at = (number + place) % len(task.ways)
-            seconds[-1][at], processor[-1][at], ends[at] = train(comm, task, task.ways[at])
-    for at, end in ends.items():
-        check_data(end, ends[0], rank=comm.rank, operation=f"steps by {task.ways[at].name}", tolerance=TOLERANCE)
-    return ParametersResult(seconds, processor, [hashlib.sha256(ends[at].tobytes()).hexdigest() for at in sorted(ends)])
-
-
-def train(comm: Any, task: ParametersTask, way: StepWay) -> tuple[list[float], float, Any]:
-    """Seconds of each step, processor seconds of a step, and the parameters at the end in one row."""
-    row = np.random.default_rng(SEED).standard_normal(sum(task.sizes)).astype(np.float32)
-    gradient = np.random.default_rng(SEED + 1 + comm.rank).standard_normal(row.size).astype(np.float32)
-    cuts = np.cumsum(task.sizes)[:-1]
-    names = [f"tensor {number}" for number in range(len(task.sizes))]
-    parameters = dict(zip(names, np.split(row, cuts), strict=True))
-    gradients = dict(zip(names, np.split(gradient, cuts), strict=True))
-    if way.servers:
-        chosen = [number * comm.size // way.servers for number in range(way.servers)]
-        server = comm.parameter_server(parameters, ADAM, servers=chosen)
-    else:
-        state, total = ADAM.start(row), np.empty_like(gradient)
-    seconds = []
-    for step in range(task.steps + 1):
-        if step == 1:
-            spent = time.process_time()
-        comm.barrier()
-        begin = time.perf_counter()
-        if way.servers:
-            server.step(gradients)
+    def step(self) -> None:
+        """Make one step."""
+        if self._server is not None:
+            self._server.step(self._gradients)
         else:
-            comm.allreduce(gradient, total, op="average", algorithm=way.algorithm)
-            state.begin()
-            state.update(row, total, slice(0, row.size))
-        seconds.append(time.perf_counter() - begin)
-    return seconds[1:], (time.process_time() - spent) / task.steps, np.concatenate([*parameters.values()])
+            self._comm.allreduce(self._gradient, self._total, op="average", algorithm=self._way)
+            self._state.begin()
+            self._state.update(self._row, self._total, slice(0, self._row.size))
 
-
-def rank(task: ParametersTask) -> None:
-    """Measure, and print the `ParametersResult`.  Raises WrongData."""
-    import netfold
-
-    with netfold.init(rail="auto", timeout=task.timeout) as comm:
-        print(msgspec.json.encode(measure(comm, task)).decode(), flush=True)
-
-
-if __name__ == "__main__":
-    run_rank(rank, msgspec.json.decode(sys.argv[1], type=ParametersTask))
+    def check(self) -> None:
+        """Compare the parameters with those of a single process, and with the other ranks', which must be the same to
+        the last bit.  Raises WrongData."""
+        self._alone.begin()
+        self._alone.update(self._right, self._mean, slice(0, self._right.size))
+        end = np.concatenate([*self._parameters.values()])
+        what = f"a step by {self._way}"
+        check_data(end, self._right, rank=self._comm.rank, operation=what, tolerance=TOLERANCE)
+        digest = np.frombuffer(hashlib.sha256(end.tobytes()).digest(), np.int32)
+        every = np.empty(digest.size * self._comm.size, np.int32)
+        self._comm.all_gather(digest, every)
+        check_data(every, np.tile(digest, self._comm.size), rank=self._comm.rank, operation=f"{what}, of all ranks")

@@ -57,7 +57,6 @@ class PathsTask(msgspec.Struct, frozen=True):
     nbytes: int
     """Bytes of every rank's array."""
     fail: bool
-    scope: Literal["host", "leaf"]
     window: int
     """Packets in flight on a queue pair at most."""
     transport: Transport = "roce"
@@ -130,7 +129,7 @@ class Rank:
         """A mesh over TCP: one connection to each peer where switches hash, lanes where they pin or spray."""
         planned: PathSource | None = None
         if mode == "pinned":
-            planned = PlannedPaths(client, plan, scope=self.task.scope)
+            planned = PlannedPaths(client, plan, scope="leaf")
         elif mode == "spray":
             planned = OnePort(plan, roce.PATH_PORT)
         return TcpMesh(plan, listener, timeout=TIMEOUT, planned=planned)
@@ -143,7 +142,7 @@ class Rank:
         if mode == "reps":
             settings["recycle"] = True
         if mode == "pinned":
-            settings["planned"] = PlannedPaths(client, plan, scope=self.task.scope)
+            settings["planned"] = PlannedPaths(client, plan, scope="leaf")
         return RoceMesh(plan, listener, timeout=TIMEOUT, **settings)
 
     def cell(

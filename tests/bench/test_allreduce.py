@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from netfold.bench.commands import allreduce
+from netfold.bench.commands.allreduce import AllreduceTurn
+from netfold.bench.options.sums import AllreduceOptions
 from netfold.host.operation.conversion import in_float32, round_to
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
@@ -26,17 +28,12 @@ from support import needs
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-DEFAULTS: dict[str, Any] = {
-    "begin": "1M", "end": "16M", "factor": 4, "iterations": 1, "warmup": 0, "rounds": 1, "check": True, "ranks": 4,
-    "topo": "2,2", "engine": "softswitch", "rate": "1gbit", "loss": 0.0, "lane_bits": 32, "path_mtu": 1024,
-    "algorithms": "innet,gloo", "seed": 0, "timeout": 5.0,
-}
 
 
 def test_sizes_go_from_begin_to_end_by_the_factor() -> None:
     """Options mean the same as -b, -e and -f of nccl-tests."""
-    assert allreduce.spec(**DEFAULTS).sizes == (1 << 20, 4 << 20, 16 << 20)
-    assert allreduce.spec(**{**DEFAULTS, "begin": "100", "end": "2k", "factor": 5}).sizes == (100, 500)
+    assert AllreduceOptions().sizes == (1 << 20, 4 << 20, 16 << 20)
+    assert AllreduceOptions(begin="100", end="2k", factor=5).sizes == (100, 500)
 
 
 @pytest.mark.parametrize(("given", "sizes"), [
@@ -46,29 +43,47 @@ def test_sizes_go_from_begin_to_end_by_the_factor() -> None:
 ])
 def test_sizes_go_up_by_an_increment_where_no_factor_is_given(given: dict[str, Any], sizes: tuple[int, ...]) -> None:
     """-i means the same as nccl-tests': a factor above 1 goes before it; sizes are whole elements."""
-    assert allreduce.spec(**{**DEFAULTS, "begin": "1K", "end": "4K", **given}).sizes == sizes
+    assert AllreduceOptions(begin="1K", end="4K", **given).sizes == sizes
 
 
 @pytest.mark.parametrize(("option", "value", "says"), [
-    ("begin", "x", "-b x: expected bytes"),
+    ("begin", "x", "-b x: expected 4 bytes or more"),
     ("end", "4", "the end not below the beginning"),
     ("factor", 1, "-f 1: expected 2 or more"),
     ("increment", "2", "-i 2: expected 4 bytes or more"),
     ("datatype", "float32", "-d float32: expected one of float, half, bfloat16, double, int32, int64, uint8"),
     ("operation", "average", "-o average: expected one of sum, prod, min, max, avg"),
-    ("ranks", 5, "--ranks 5: expected 2 or more, the same number on each of 2 leaves"),
-    ("topo", "2", "--topo 2: expected LEAVES,SPINES"),
-    ("rate", "fast", "--rate: "),
+    ("ranks", 1, "--ranks 1: expected 2 or more"),
+    ("topo", "leafspine,2", "--topo leafspine,2: unknown topology"),
+    ("topo", "dual,leafspine,2,2,4", "--topo dual,leafspine,2,2,4: expected a fabric of one plane"),
+    ("rate", "fast", "--rate fast: expected a rate"),
+    ("switch", "ovs", "--switch ovs: expected one of softswitch, bmv2"),
+    ("loss", 1.0, "--loss 1: expected 0 or more, and less than 1"),
+    ("rounds", 0, "--rounds 0: expected 1 or more"),
+    ("timeout", 0.0, "--timeout 0: expected more than 0, and a finite number"),
+    ("ranks_per_host", 0, "--ranks-per-host 0: expected 1 or more"),
     ("lane_bits", 24, "--lane-bits 24: expected one of 32, 16, 8"),
     ("path_mtu", 1500, "--path-mtu 1500: expected one of 1024, 4096"),
-    ("algorithms", "innet,rign", "no algorithm is called 'rign'"),
-    ("algorithms", "innet@bridge", "no algorithm is called 'innet@bridge'"),
+    ("algorithms", "innet,rign", "--algorithms rign: expected some of innet, "),
+    ("algorithms", "innet@bridge", "--algorithms innet@bridge: expected some of "),
     ("algorithms", ",", "expected at least one"),
 ])
 def test_words_that_cannot_be_are_refused_by_name(option: str, value: object, says: str) -> None:
     """An option with a wrong value is refused, by its name, before anything is started."""
     with pytest.raises(ValueError, match=says):
-        allreduce.spec(**{**DEFAULTS, option: value})
+        AllreduceOptions(**{option: value})
+
+
+def test_ranks_and_the_fabric_follow_from_each_other() -> None:
+    """Ranks alone have a host each on two leaves and two spines; another fabric has as many ranks as hosts."""
+    assert AllreduceOptions(ranks=8).topo == "leafspine,2,2,8"
+    mesh = AllreduceOptions(topo="mesh,2,4", loss=0.5, path_mtu=1024)
+    assert (mesh.ranks, mesh.fabric().path_mtu, mesh.fabric().links[0].loss) == (8, 1024, 0.5)
+    with pytest.raises(ValueError, match="--ranks 4: expected as many as mesh,2,4 has hosts: 8"):
+        AllreduceOptions(topo="mesh,2,4", ranks=4)
+    shared = AllreduceOptions(ranks=8, ranks_per_host=2)
+    assert (shared.topo, len(shared.fabric().hosts)) == ("leafspine,2,2,4", 4)
+    assert AllreduceOptions(topo="mesh,2,4", ranks_per_host=2).ranks == 16
 
 
 @pytest.mark.parametrize(("datatype", "operation", "says"), [
@@ -79,7 +94,7 @@ def test_words_that_cannot_be_are_refused_by_name(option: str, value: object, sa
 def test_reductions_that_cannot_be_are_refused_by_name(datatype: str, operation: str, says: str) -> None:
     """What -d and -o do not allow together, or in narrow lanes, is refused before anything is started."""
     with pytest.raises(ValueError, match=says):
-        allreduce.spec(**{**DEFAULTS, "datatype": datatype, "operation": operation, "lane_bits": 16})
+        AllreduceOptions(datatype=datatype, operation=operation, lane_bits=16)
 
 
 @pytest.mark.parametrize("element", ["float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8"])
@@ -108,9 +123,9 @@ def test_reductions_of_all_types_are_checked(op: Any, element: str) -> None:
 
 def test_a_line_is_read_as_nccl_tests_own() -> None:
     """A line begins with nccl-tests' columns: size, count, type, redop, root, time, algbw, busbw and #wrong."""
-    spec = allreduce.spec(**{**DEFAULTS, "datatype": "half", "operation": "avg", "algorithms": "innet"})
+    spec = AllreduceOptions(datatype="half", operation="avg", algorithms="innet")
     timing = allreduce_rank.Timing(2e-3, 0.0, 0, 3, "", 0.5, True)
-    row = allreduce._row(spec, "innet", 1 << 20, [([timing] * 4, 0.0)])
+    row = allreduce._row(spec, "innet", 1 << 20, [AllreduceTurn([timing] * 4, 0.0, 0.0)])
     assert allreduce._line(row, [row]).split()[:10] == [
         "1048576", "524288", "half", "avg", "-1", "2000.0", "0.524", "0.786", "12", "innet"]
     assert row.link_fraction == pytest.approx(2 * (1 << 20) * 8 / 2e-3 / 1e9)  # lanes are as wide as float32
@@ -123,12 +138,21 @@ def test_the_link_is_charged_what_an_algorithm_must_move() -> None:
     assert allreduce.least_bytes("gloo", 8, 800, 16) == 1400
 
 
+def test_a_ring_of_machines_is_charged_for_machines() -> None:
+    """Of 100 kB, 8 ranks on 4 hosts must move 1.5 times as many bytes between hosts by "hierarchical", 1.75 by ring."""
+    timing = allreduce_rank.Timing(1e-3, 0.0, 0, 0, "", 0.5, False)
+    options = AllreduceOptions(ranks=8, ranks_per_host=2, algorithms="ring,hierarchical")
+    fractions = [allreduce._row(options, name, 100_000, [AllreduceTurn([timing] * 8, 0.0, 0.0)]).link_fraction
+                 for name in options.ways]
+    assert fractions == [pytest.approx(1.4), pytest.approx(1.2)]
+
+
 @pytest.mark.parametrize(("folded", "part"), [(True, 0.8), (False, 1.2)])
 def test_what_the_chooser_took_decides_what_the_link_must_carry(folded: bool, part: float) -> None:
     """100 kB of 4 ranks in a millisecond are 0.8 Gb/s where switches have folded them, and 1.2 where they have not."""
-    spec = allreduce.spec(**{**DEFAULTS, "ranks": 4, "rate": "1gbit", "algorithms": "auto"})
+    spec = AllreduceOptions(ranks=4, rate="1gbit", algorithms="auto")
     timing = allreduce_rank.Timing(1e-3, 0.0, 0, 0, "", 0.5, folded)
-    row = allreduce._row(spec, "auto", 100_000, [([timing] * 4, 0.0)])
+    row = allreduce._row(spec, "auto", 100_000, [AllreduceTurn([timing] * 4, 0.0, 0.0)])
     assert row.link_fraction == pytest.approx(part)
 
 
@@ -139,8 +163,8 @@ def test_what_the_chooser_took_decides_what_the_link_must_carry(folded: bool, pa
 def test_a_row_tells_the_lanes_of_what_switches_folded(name: str, folded: list[bool], bits: int) -> None:
     """Where the chooser took an algorithm between the hosts, in any round, the row has whole elements, as all such
     rows."""
-    spec = allreduce.spec(**{**DEFAULTS, "ranks": 4, "lane_bits": 16, "algorithms": name})
-    rounds = [([allreduce_rank.Timing(1e-3, 0.0, 0, 0, "", 0.5, took)] * 4, 0.0) for took in folded]
+    spec = AllreduceOptions(ranks=4, lane_bits=16, algorithms=name)
+    rounds = [AllreduceTurn([allreduce_rank.Timing(1e-3, 0.0, 0, 0, "", 0.5, took)] * 4, 0.0, 0.0) for took in folded]
     assert allreduce._row(spec, name, 100_000, rounds).lane_bits == bits
 
 
@@ -180,24 +204,27 @@ def test_without_torch_all_but_gloo_is_measured_and_that_is_said(
 ) -> None:
     """Gloo is left out, in words, where torch is not installed; what does not ask for it is measured as it is."""
     monkeypatch.setattr(allreduce, "find_spec", lambda name: object() if there else None)
-    asked = allreduce.spec(**{**DEFAULTS, "algorithms": "innet,gloo,ring"})
-    assert allreduce.measurable(asked).algorithms == (("innet", "gloo", "ring") if there else ("innet", "ring"))
+    asked = AllreduceOptions(algorithms="innet,gloo,ring")
+    assert allreduce.measurable(asked).ways == (("innet", "gloo", "ring") if there else ("innet", "ring"))
     assert ("torch is not installed (pip install torch): no figures of gloo" in capsys.readouterr().err) != there
-    without = allreduce.spec(**{**DEFAULTS, "algorithms": "innet,ring"})
+    without = AllreduceOptions(algorithms="innet,ring")
     assert allreduce.measurable(without) == without
     assert not capsys.readouterr().err
 
 
 def test_what_cannot_carry_the_reduction_is_left_out_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """Algorithms that have no such reduction are left out, in words; where none is left, that is an error."""
-    doubles = allreduce.spec(**{**DEFAULTS, "algorithms": "innet,ring", "datatype": "double"})
-    assert allreduce.measurable(doubles).algorithms == ("ring",)
+    doubles = AllreduceOptions(algorithms="innet,ring", datatype="double")
+    assert allreduce.measurable(doubles).ways == ("ring",)
     assert "switches do not fold a sum of float64: no figures of innet" in capsys.readouterr().err
-    averages = allreduce.spec(**{**DEFAULTS, "algorithms": "innet,gloo", "operation": "avg"})
-    assert allreduce.measurable(averages).algorithms == ("innet",)
+    averages = AllreduceOptions(algorithms="innet,gloo", operation="avg")
+    assert allreduce.measurable(averages).ways == ("innet",)
     assert "no figures" in capsys.readouterr().err
+    shared = AllreduceOptions(algorithms="roce,ring", ranks_per_host=2)
+    assert allreduce.measurable(shared).ways == ("ring",)
+    assert "need an address for each rank: no figures of roce" in capsys.readouterr().err
     with pytest.raises(ValueError, match="none of them can be measured here"):
-        allreduce.measurable(allreduce.spec(**{**DEFAULTS, "algorithms": "innet", "operation": "prod"}))
+        allreduce.measurable(AllreduceOptions(algorithms="innet", operation="prod"))
 
 
 @pytest.mark.netns

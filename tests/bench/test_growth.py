@@ -13,11 +13,12 @@ import pytest
 from netfold.bench.growth import fabric, figures, program
 from netfold.bench.growth.controller import STAGES, ControllerRow
 from netfold.bench.growth.fabric import FabricRow
+from netfold.bench.options.sums import GrowthOptions
 from netfold.bench.scripts import rows
 from softswitch.compiler.driver import compile_source
 
 ROW = FabricRow("innet", "softswitch", 8, 1 << 20, "float32", "sum", 32, 1024, 0.01, 0.01, 0.02, 1e8, 1.75e8, "1gbit",
-                0.93, 0.002, 0.004, 0.5, 0, 0, "", "", "link", "a machine", "innet")
+                0.93, 0.002, 0.004, 0.5, 0, 0, "", "", "link", "a machine", 1.0, 1, "innet")
 
 
 def command(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -68,10 +69,10 @@ def test_generated_programs_are_p4() -> None:
 def test_figures_that_there_are_not_are_refused(tmp_path: Path) -> None:
     """A wrong name, and a file that was never measured, are said with what was expected."""
     with pytest.raises(ValueError, match="--what nonsense: expected some of ranks, sizes"):
-        figures.named("nonsense")
+        GrowthOptions(what="nonsense")
     (tmp_path / "growth-ranks.json").write_text("[{}]")
     with pytest.raises(ValueError, match="expected what `netfold bench growth --what ranks` writes"):
-        figures.run(["ranks"], out=tmp_path, rate="1gbit", rounds=1, quick=False, draw=True)
+        figures.run(GrowthOptions(what="ranks", out=tmp_path, draw=True))
 
 
 @pytest.mark.netns
@@ -93,5 +94,5 @@ def test_quick_figures_are_measured_and_drawn(tmp_path: Path) -> None:
     assert all(0 < stall.callback_seconds <= stall.seconds and stall.callback for stall in scale.stalls.values())
     figure = (tmp_path / "growth-controller.svg").read_text()
     assert "anew after a spine" in figure
-    figures.run(["controller"], out=tmp_path, rate="none", rounds=1, quick=False, draw=True, echo=lambda line: None)
+    figures.run(GrowthOptions(what="controller", out=tmp_path, draw=True), echo=lambda line: None)
     assert (tmp_path / "growth-controller.svg").read_text() == figure

@@ -1,14 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netfold bench paths`: its figure."""
+"""`netfold bench paths`: its options, and its figure."""
 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from netfold.bench.commands.paths import PathsRow, draw
+from netfold.bench.options.paths import PathsOptions
+
+
+@pytest.mark.parametrize(("given", "says"), [
+    ({"modes": "pinned,best"}, "--modes best: expected some of pinned, ecmp, spray, reps"),
+    ({"transport": "tcp", "modes": "reps"}, "--modes reps: expected no reps over tcp"),
+    ({"planner": "best"}, "--planner best: expected one of fewest_pieces, equal_split"),
+    ({"collectives": "all_to_none"}, "--collectives all_to_none: expected some of all_to_all"),
+    ({"fail_link": -1.0}, "--fail-link -1: expected 0 or more"),
+    ({"silent": True}, "--silent goes with --fail-link SECONDS"),
+    ({"nbytes": "60"}, "--bytes 60: expected 64 bytes or more"),
+])
+def test_what_cannot_be_measured_is_refused_by_name(given: dict[str, Any], says: str) -> None:
+    """Before anything is started."""
+    with pytest.raises(ValueError, match=says):
+        PathsOptions(**given)
+
+
+def test_modes_are_those_of_the_transport() -> None:
+    """Where none are named."""
+    assert PathsOptions().modes == "pinned,ecmp,spray,reps"
+    assert PathsOptions(transport="tcp").modes == "pinned,ecmp,spray"
 
 
 @pytest.mark.needs("matplotlib")

@@ -17,40 +17,44 @@ import numpy as np
 import pytest
 
 from netfold.bench.commands import rails_mptcp
-from netfold.bench.commands.rails import _row, spec
+from netfold.bench.commands.rails import _row, run
 from netfold.bench.commands.rails_death import death_of
 from netfold.bench.commands.rails_figures import draw, tables, write
 from netfold.bench.commands.rails_report import RailsReport, RailsRow, RailTrainingRow, Started
 from netfold.bench.commands.rails_training import BATCH, rows_of
+from netfold.bench.options.paths import RailsOptions
 from netfold.bench.ranks.mptcp import MptcpResult, Ring
 from netfold.bench.ranks.rail_series import SeriesCall, SeriesResult
 from netfold.bench.ranks.rail_training import RailTrainingResult
 from netfold.bench.ranks.rails import SumsResult
 from support import needs
 
-OPTIONS: dict[str, Any] = {
-    "rails": "innet@a+tcp@b", "rates": "100mbit,50mbit", "begin": "4K", "end": "1M", "factor": 16, "rounds": 1,
-    "ranks": 4, "topo": "1,0", "engine": "softswitch", "cuts": "0.5", "cut_bytes": "2M", "timeout": 30.0,
-}
+OPTIONS: dict[str, Any] = {"rate": "100mbit,50mbit", "end": "1M", "factor": 16, "cuts": "0.5", "cut_bytes": "2M"}
 
 
 def test_options_become_sizes_rates_and_cuts() -> None:
     """Sizes grow by the factor, and parts of a call are numbers; there may be no cut at all."""
-    wanted = spec(**OPTIONS)
-    assert wanted.sizes == (4096, 65536, 1 << 20)
-    assert (wanted.rates, wanted.cuts, wanted.cut_bytes) == (("100mbit", "50mbit"), (0.5,), 2 << 20)
-    assert spec(**OPTIONS | {"cuts": ""}).cuts == ()
+    wanted = RailsOptions(**OPTIONS)
+    assert wanted.sizes == [4096, 65536, 1 << 20]
+    assert (wanted.rates, wanted.parts, wanted.ranks) == (["100mbit", "50mbit"], [0.5], 4)
+    assert RailsOptions(rate="100mbit").rates == ["100mbit"] * 2
+    assert RailsOptions(cuts="").parts == []
+    with pytest.raises(ValueError, match="--topo leafspine,1,0,4: expected 2 or 3 planes"):
+        RailsOptions(topo="leafspine,1,0,4")
+    assert RailsOptions(ranks=2).topo == "dual,leafspine,1,0,2"
 
 
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("rates", "100mbit", "as many rates"),
-        ("rates", "100mbit,fast", "--rates"),
+        ("rate", "100mbit,1gbit,1gbit", "expected one for all planes, or 2 with commas"),
+        ("rate", "100mbit,fast", "--rate 100mbit,fast: expected a rate"),
+        ("rate", "none", "--rate none: expected rates of links"),
+        ("rails", "innet@a", "--rails innet@a: expected one for each plane of dual"),
         ("cuts", "1.5", "between 0 and 1"),
         ("cuts", "half", "--cuts half: expected parts"),
-        ("topo", "2", "LEAVES,SPINES"),
-        ("begin", "2M", "expected sizes"),
+        ("topo", "leafspine,1,0,4", "--topo leafspine,1,0,4: rate '100mbit,50mbit': expected one for all planes, or 1"),
+        ("begin", "2M", "-e 1M: expected the end not below the beginning"),
         ("cut_bytes", "much", "--cut-bytes much"),
         ("train", -1, "--train -1"),
         ("series", -1, "--series -1"),
@@ -59,7 +63,7 @@ def test_options_become_sizes_rates_and_cuts() -> None:
 def test_what_cannot_be_is_refused_by_name(option: str, value: str, message: str) -> None:
     """Each mistake names its option."""
     with pytest.raises(ValueError, match=message):
-        spec(**OPTIONS | {option: value})
+        RailsOptions(**{**OPTIONS, option: value})
 
 
 def test_a_kernel_without_multipath_tcp_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,8 +73,7 @@ def test_a_kernel_without_multipath_tcp_is_refused_by_name(monkeypatch: pytest.M
 
     monkeypatch.setattr(rails_mptcp, "mptcp_socket", none)
     with pytest.raises(ValueError, match=r"--mptcp: .*Protocol not supported.*CONFIG_MPTCP"):
-        spec(**OPTIONS | {"mptcp": True})
-    assert not spec(**OPTIONS).mptcp
+        run(RailsOptions(mptcp=True))
 
 
 @pytest.mark.parametrize("size", [1, 7, 4096])

@@ -15,13 +15,12 @@ import pytest
 from netfold.bench.commands import soak
 from netfold.bench.harness import schedule
 from netfold.bench.harness.stranger import StrangerTask, said, spoiled
+from netfold.bench.options.faults import MOST_FAULTS, SoakOptions
 from netfold.bench.ranks import soak as rank_soak
 from netfold.fabric.generate import leafspine
 from support import needs
 from support.topo import in_sandbox
 
-OPTIONS: dict[str, Any] = {"engine": "softswitch", "rate": "", "elements": 0, "rounds": 1, "seconds": 0, "faults": "",
-                           "per_round": 6, "seed": 0, "logs": None}
 HOSTILE = ("controller", "standby", "spoof", "flood", "mesh", "service", "disk")
 
 
@@ -51,7 +50,7 @@ def drawn(kinds: tuple[schedule.Fault, ...], seed: int, number: int) -> tuple[li
 @pytest.mark.parametrize("seed", range(20))
 def test_every_fault_of_a_round_is_undone_before_its_end(seed: int) -> None:
     """Switches are started, links up, disks have room, attacks end, and a controller runs; then ``over``."""
-    steps, called = drawn(tuple(schedule.FAULTS), seed, soak.MOST)
+    steps, called = drawn(tuple(schedule.FAULTS), seed, MOST_FAULTS)
     counts = Counter(name.partition(" ")[0] for name in called)
     assert counts["fill"] == counts["clear"] == 1
     assert counts["begin"] == counts["end"] == 4
@@ -75,14 +74,22 @@ def test_only_faults_that_are_asked_for_are_drawn() -> None:
 @pytest.mark.parametrize(("option", "value", "message"), [
     ("faults", "spine,fire", "--faults fire: expected some of spine"),
     ("per_round", 100, "--per-round 100: expected 1 .. "),
-    ("rounds", 0, "--rounds 0: expected 1 .. "),
-    ("elements", -1, "--elements -1: expected 1 or more"),
-    ("seconds", -1, "--seconds -1: expected 0 .. "),
+    ("rounds", 0, "--rounds 0: expected 1 or more"),
+    ("seconds", -1, "--seconds -1: expected 0 or more"),
+    ("seconds", float("inf"), "--seconds inf: expected 0 or more, and a finite number"),
 ])
 def test_wrong_options_are_named(option: str, value: object, message: str) -> None:
     """With what was expected."""
     with pytest.raises(ValueError, match=message):
-        soak.spec(**{**OPTIONS, option: value})
+        SoakOptions(**{option: value})
+
+
+def test_links_and_tensors_are_what_the_switches_carry() -> None:
+    """Where the options say nothing, BMv2 gets slower links and shorter tensors, and all kinds of faults are drawn."""
+    usual = {switch: SoakOptions(switch=switch) for switch in ("softswitch", "bmv2")}
+    assert [(one.rate, one.elements) for one in usual.values()] == [("1gbit", 200_000), ("50mbit", 8_000)]
+    assert SoakOptions(rate="2gbit").rate == "2gbit"
+    assert usual["bmv2"].faults.split(",") == [*schedule.FAULTS]
 
 
 def test_a_strangers_requests_follow_from_its_seed() -> None:
@@ -147,9 +154,9 @@ def test_what_stops_an_exchange_is_in_the_longest_time(
 def test_a_round_with_strangers_dead_controllers_and_a_full_disk(tmp_path: Path) -> None:
     """Every sum is right on all ranks, all attacks were tried, and the switches have counted what they dropped."""
     pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
-    spec = soak.spec(**{**OPTIONS, "faults": ",".join(HOSTILE), "per_round": len(HOSTILE), "elements": 20_000,
-                        "seed": 4, "logs": tmp_path / "failed"})
-    (result,) = soak.run(spec, tmp_path / "soak.json")
+    options = SoakOptions(rounds=1, faults=",".join(HOSTILE), per_round=len(HOSTILE), elements=20_000, seed=4,
+                          logs=tmp_path / "failed", rows=tmp_path / "soak.json")
+    (result,) = soak.run(options)
     assert result.failed == ""
     assert min(took.operations for took in result.ranks) > 10
     assert {"spoof", "flood", "mesh", "service", "controller", "standby", "flight"} <= set(result.tried)

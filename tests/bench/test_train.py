@@ -14,18 +14,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from netfold.bench.commands import train
-from netfold.bench.harness import training
+from netfold.bench.commands import train_report
+from netfold.bench.options.training import TrainOptions
 from netfold.bench.ranks.train_command import TrainCommand, TrainResult
 from netfold.bench.ranks.trainers import JoinedOperations
 from netfold.topo.processes.failures import WrongData
 
-DEFAULTS: dict[str, Any] = {
-    "model": "cnn", "backends": "gloo,netfold", "beside": "", "lane_bits": "32,16", "ranks": 4, "topo": "2,2",
-    "engine": "softswitch", "rate": "100mbit", "loss": 0.0, "rails": 1, "width": 0, "layers": 2, "layer_seconds": 0.0,
-    "batch": 0, "bucket_mb": 25.0, "learning_rate": 0.05, "steps": 10, "warmup": 2, "rounds": 3, "path_mtu": 4096,
-    "seed": 0, "timeout": 60.0,
-}
+DEFAULTS: dict[str, Any] = {"backends": "gloo,netfold", "lane_bits": "32,16"}
 RESULT = TrainResult(
     parameters=10, seconds=[0.1], compute=0.01, reduce=0.05, losses=[2.0, 1.0], accuracy=0.5, digest="d", cpu=0.1,
     machine_busy=0.5, retransmissions=0, path="innet",
@@ -34,38 +29,36 @@ RESULT = TrainResult(
 
 def test_lanes_are_those_of_what_narrows() -> None:
     """Each width is a backend of its own where NetFold narrows gradients, and gloo is there once."""
-    spec = train.spec(**DEFAULTS)
-    assert spec.backends == (("gloo", 32), ("netfold", 32), ("netfold", 16))
+    spec = TrainOptions(**DEFAULTS)
+    assert spec.ways == (("gloo", 32), ("netfold", 32), ("netfold", 16))
     assert (spec.width, spec.batch) == (1024, 8)
-    spec = train.spec(**{**DEFAULTS, "model": "transformer", "backends": "fsdp,fsdp-gloo@fabric", "batch": 3})
-    assert spec.backends == (("fsdp", 32), ("fsdp-gloo@fabric", 32))
+    spec = TrainOptions(**{**DEFAULTS, "model": "transformer", "backends": "fsdp,fsdp-gloo@fabric", "batch": 3})
+    assert spec.ways == (("fsdp", 32), ("fsdp-gloo@fabric", 32))
     assert (spec.width, spec.batch) == (256, 3)
-    assert spec.record == ""
-    assert train.spec(**DEFAULTS, record=Path("steps")).record == str(Path.cwd() / "steps")
+    assert [TrainOptions(topo=topo).rails for topo in ("leafspine,1,0,4", "dual,leafspine,1,0,4")] == [1, 2]
 
 
 @pytest.mark.parametrize(("options", "says"), [
     ({"model": "mlp"}, "--model mlp: expected one of cnn, transformer"),
-    ({"backends": "gloo,nccl"}, "no backend is called 'nccl'"),
-    ({"backends": "netfold@fabric"}, "no backend is called 'netfold@fabric'"),
-    ({"backends": ","}, "--backends: expected at least one"),
-    ({"lane_bits": "32,12"}, "--lane-bits 32,12: expected some of 32, 16, 8"),
+    ({"backends": "gloo,nccl"}, "--backends nccl: expected some of gloo, netfold, hook"),
+    ({"backends": "netfold@fabric"}, "--backends netfold@fabric: expected some of"),
+    ({"backends": ","}, "--backends ,: expected at least one"),
+    ({"lane_bits": "32,12"}, "--lane-bits 12: expected some of 32, 16, 8"),
     ({"lane_bits": "wide"}, "--lane-bits wide"),
-    ({"ranks": 5}, "--ranks 5: expected 2 or more, the same number on each of 2 leaves"),
-    ({"topo": "2"}, "--topo 2: expected LEAVES,SPINES"),
-    ({"rate": "fast"}, "--rate: "),
-    ({"loss": 0.01}, "the plain bridge that gloo runs on loses nothing; give gloo@fabric"),
-    ({"rails": 3}, "--rails 3: expected 1 or 2"),
-    ({"backends": "hsdp", "ranks": 3, "topo": "3,1"}, "two replicas: expected an even number"),
-    ({"rails": 2, "backends": "fsdp2-gloo@fabric"}, "would use one plane of the fabric; give fsdp2-gloo"),
-    ({"backends": "fsdp2@fabric"}, "no backend is called 'fsdp2@fabric'"),
+    ({"rate": "fast"}, "--rate fast: "),
+    ({"topo": "dual,leafspine,1,0,4", "rate": "1gbit,2gbit"}, "--rate 1gbit,2gbit: expected one rate of all links"),
+    ({"loss": 0.01}, "--loss 0.01: expected 0, as the plain bridge that gloo runs on loses nothing; or gloo@fabric"),
+    ({"topo": "triple,leafspine,1,0,4"}, "--topo triple,leafspine,1,0,4: expected 1 or 2 planes"),
+    ({"backends": "hsdp", "ranks": 3}, "--ranks 3: expected an even number: hsdp has two replicas"),
+    ({"topo": "dual,leafspine,1,0,4", "backends": "fsdp2-gloo@fabric"}, "would use one of them; or fsdp2-gloo"),
+    ({"backends": "fsdp2@fabric"}, "--backends fsdp2@fabric: expected some of"),
     ({"beside": "hook"}, "--beside hook: expected one of --backends, in 32-bit lanes: gloo, netfold"),
     ({"beside": "netfold", "lane_bits": "16"}, "--beside netfold: expected one of --backends, in 32-bit lanes: gloo"),
     ({"layers": 0}, "--layers 0: expected 1 or more"),
     ({"layer_seconds": -1.0}, "--layer-seconds -1: expected 0 or more"),
     ({"layer_seconds": float("inf")}, "--layer-seconds inf: expected 0 or more, and a finite number"),
     ({"bucket_mb": float("inf")}, "--bucket-mb inf: expected more than 0, and a finite number"),
-    ({"learning_rate": float("nan")}, "--learning-rate nan: expected more than 0, and a finite number"),
+    ({"bucket_mb": float("nan")}, "--bucket-mb nan: expected more than 0, and a finite number"),
     ({"steps": 0}, "--steps 0: expected 1 or more"),
     ({"model": "transformer", "width": 30}, "--width 30: expected a multiple of 8"),
     ({"timeout": 0.0}, "--timeout 0: expected more than 0"),
@@ -73,20 +66,20 @@ def test_lanes_are_those_of_what_narrows() -> None:
 def test_words_that_cannot_be_are_refused_by_name(options: dict[str, Any], says: str) -> None:
     """An option with a wrong value is refused, by its name, before anything is started."""
     with pytest.raises(ValueError, match=says):
-        train.spec(**{**DEFAULTS, **options})
+        TrainOptions(**{**DEFAULTS, **options})
 
 
 def test_the_link_is_charged_what_a_step_must_move() -> None:
     """Folded gradients are M, less in narrow lanes; gloo's 2 (N-1)/N M; sharded training gathers twice, and scatters
     after that or beside the second time."""
-    assert training.least_bytes("netfold", 8, 800, 32) == training.least_bytes("priority", 8, 800, 32) == 800
-    assert training.least_bytes("hook", 8, 800, 16) == 400
-    assert training.least_bytes("gloo", 8, 800, 32) == 1400
+    assert train_report.least_bytes("netfold", 8, 800, 32) == train_report.least_bytes("priority", 8, 800, 32) == 800
+    assert train_report.least_bytes("hook", 8, 800, 16) == 400
+    assert train_report.least_bytes("gloo", 8, 800, 32) == 1400
     for way in ("fsdp", "fsdp-gloo", "fsdp2", "fsdp2-gloo", "fsdp2-prefetch"):
-        assert training.least_bytes(way, 8, 800, 32) == 2100
-    assert training.least_bytes("fsdp2-together", 8, 800, 32) == 1500
+        assert train_report.least_bytes(way, 8, 800, 32) == 2100
+    assert train_report.least_bytes("fsdp2-together", 8, 800, 32) == 1500
     for way in ("hsdp", "hsdp-gloo"):
-        assert training.least_bytes(way, 8, 800, 32) == 2000
+        assert train_report.least_bytes(way, 8, 800, 32) == 2000
 
 
 def test_wrong_training_raises() -> None:
@@ -94,23 +87,23 @@ def test_wrong_training_raises() -> None:
     data."""
     alone = msgspec.structs.replace(RESULT, digest="another")
     off = msgspec.structs.replace(RESULT, losses=[2.0, 1.03])
-    assert training.check("netfold", 32, [RESULT, RESULT], alone) == 0
-    assert training.check("netfold", 16, [RESULT, off], alone) == pytest.approx(0.005)
+    assert train_report.check("netfold", 32, [RESULT, RESULT], alone) == 0
+    assert train_report.check("netfold", 16, [RESULT, off], alone) == pytest.approx(0.005)
     with pytest.raises(WrongData, match=r"the mean loss is 1\.515000, that of a single process 1\.500000"):
-        training.check("netfold", 32, [off, off], alone)
+        train_report.check("netfold", 32, [off, off], alone)
     with pytest.raises(WrongData, match="2 kinds of parameters"):
-        training.check("netfold", 32, [RESULT, alone], alone)
+        train_report.check("netfold", 32, [RESULT, alone], alone)
     with pytest.raises(WrongData, match="nan"):
-        training.check("netfold", 8, [msgspec.structs.replace(RESULT, losses=[float("nan")])], alone)
+        train_report.check("netfold", 8, [msgspec.structs.replace(RESULT, losses=[float("nan")])], alone)
 
 
 def test_ratios_are_those_of_each_round() -> None:
     """A round in which the machine was twice as slow leaves the ratio to gloo as it is."""
-    def turn(seconds: float) -> training.Turn:
-        return training.Turn([msgspec.structs.replace(RESULT, seconds=[seconds])], 0.0, 0.0)
+    def turn(seconds: float) -> train_report.Turn:
+        return train_report.Turn([msgspec.structs.replace(RESULT, seconds=[seconds])], 0.0, 0.0)
 
-    row = training.row_of(
-        train.spec(**DEFAULTS), "netfold", 32, [turn(0.1), turn(0.2)], "gloo", [turn(0.2), turn(0.4)], RESULT
+    row = train_report.row_of(
+        TrainOptions(**DEFAULTS), "netfold", 32, [turn(0.1), turn(0.2)], "gloo", [turn(0.2), turn(0.4)], RESULT
     )
     assert (row.beside, row.times_beside, row.times_beside_least, row.times_beside_most) == ("gloo", 2.0, 2.0, 2.0)
     assert row.step_seconds == pytest.approx(0.15)
@@ -168,8 +161,8 @@ def test_a_small_run_measures_every_backend(tmp_path: Path) -> None:
     """Every backend has a row with right losses, by the path that it should take."""
     out = tmp_path / "rows.json"
     done = subprocess.run(
-        [sys.executable, "-m", "netfold.cli", "bench", "train", "--ranks", "2", "--topo", "1,0", "--width", "64",
-         "--batch", "2", "--steps", "2", "--warmup", "1", "--rounds", "1", "--lane-bits", "16", "--backends",
+        [sys.executable, "-m", "netfold.cli", "bench", "train", "--ranks", "2", "--topo", "leafspine,1,0,2", "--width",
+         "64", "--batch", "2", "--steps", "2", "--rounds", "1", "--lane-bits", "16", "--backends",
          "gloo,netfold,fsdp,hsdp,fsdp2-gloo@fabric,fsdp2-together,priority", "--rows", str(out)],
         capture_output=True, text=True, timeout=140, check=False,
     )

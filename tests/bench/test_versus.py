@@ -20,21 +20,21 @@ class Spec:
     """Of a benchmark's options those that a paced run looks at."""
 
     sizes: tuple[int, ...] = (1, 2)
-    algorithms: tuple[str, ...] = ("innet", "auto")
+    algorithms: str = "innet,auto"
+    ways: tuple[str, ...] = ("innet", "auto")
     rounds: int = 7
-    rate: str | None = "1gbit"
 
 
 def test_every_size_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A size begins when a line has come, and what is left is said before each and after the last."""
     asked = []
 
-    def run(spec: Any, json: object, echo: Any) -> Any:
+    def run(spec: Any, echo: Any) -> Any:
         echo("# 4 ranks; fabric 2 x 2")
         echo("#      bytes  algorithm")
         for size in spec.sizes:
             asked.append(f"measured {size}")
-            for name in spec.algorithms:
+            for name in spec.ways:
                 echo(f"  {size} {name}")
             echo("#   auto took innet")
         return spec
@@ -45,9 +45,9 @@ def test_every_size_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch, capsys: 
             return "\n"
 
     monkeypatch.setattr(sys, "stdin", Asking())
-    spec = paced.in_turns(run, 2, unshaped=True)(Spec(), None)
+    spec = paced.in_turns(run, 2)(Spec())
 
-    assert (spec.rounds, spec.rate) == (1, None)
+    assert spec.rounds == 1
     assert asked == ["asked", "measured 1", "asked", "measured 2"] * 2
     assert capsys.readouterr().out.split("\n") == [f"@turn {left}" for left in (4, 3, 2, 1, 0)] + [""]
 
@@ -93,34 +93,31 @@ class Spec:
     sizes: tuple = (4096, 8192)
     algorithms: tuple = ("innet",)
     rounds: int = 3
-    rate: str = "1tbit"
-def bits_per_second(rate):
-    return 10 ** 12
 def run(spec, json, echo=print):
     echo("# 2 ranks")
     echo("#      bytes  algorithm")
     rows = []
     for size in spec.sizes:
         echo(f"  {size}  innet")
-        rows.append({"nbytes": size, "algorithm": "innet", "rate": spec.rate, "bits": bits_per_second(spec.rate)})
+        rows.append({"nbytes": size, "algorithm": "innet", "rounds": spec.rounds})
         json.write_text(j.dumps(rows))
 """
 OLD_COMMAND = """
 import sys
 from pathlib import Path
-from netfold.bench import allreduce
-def main():
+from netfold.bench.commands import allreduce
+def main(on_interrupt):
     assert sys.argv[1:3] == ["bench", "allreduce"], sys.argv
     allreduce.run(allreduce.Spec(), Path(sys.argv[-1]))
 """
 
 
 def test_an_older_checkout_takes_its_turns(tmp_path: Path) -> None:
-    """A checkout whose modules lie elsewhere, and that knows no unshaped links, is measured as it stands."""
+    """A checkout whose benchmark takes the file of rows apart from its options is measured as it stands."""
     old, scratch = tmp_path / "old", tmp_path / "scratch"
-    files = {"netfold/__init__.py": "", "netfold/bench/__init__.py": "", "netfold/controller/__init__.py": "",
-             "netfold/controller/cli/__init__.py": "", "netfold/bench/allreduce.py": OLD_BENCH,
-             "netfold/controller/cli/app.py": OLD_COMMAND}
+    files = {"netfold/__init__.py": "", "netfold/bench/__init__.py": "", "netfold/bench/commands/__init__.py": "",
+             "netfold/cli/__init__.py": "", "netfold/bench/commands/allreduce.py": OLD_BENCH,
+             "netfold/cli/app.py": OLD_COMMAND}
     for name, text in files.items():
         (old / name).parent.mkdir(parents=True, exist_ok=True)
         (old / name).write_text(text)
@@ -132,5 +129,4 @@ def test_an_older_checkout_takes_its_turns(tmp_path: Path) -> None:
     finally:
         other.end()
 
-    assert [(row["nbytes"], row["rate"], row["bits"]) for row in rows] == [
-        (size, None, float("inf")) for size in (4096, 8192) * 2]
+    assert [(row["nbytes"], row["rounds"]) for row in rows] == [(size, 1) for size in (4096, 8192) * 2]

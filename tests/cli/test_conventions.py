@@ -115,7 +115,7 @@ def test_what_asks_a_controller_takes_a_fabric() -> None:
 def test_what_developers_need_is_not_in_the_help() -> None:
     """Hidden are the commands that the page lists, and options of fabrics over machines."""
     hidden = {name for name, command in COMMANDS.items() if command.hidden}
-    assert hidden == {"bench growth", "bench machines", "bench simulator", "bench soak", "paths planner"}
+    assert hidden == {"bench growth", "bench simulator", "bench soak", "paths planner"}
     assert {word for _, option in OPTIONS if option.hidden for word in option.opts} == {
         "--launcher", "--python", "--first-vni", "--underlay-mtu"}
     assert "growth" not in CliRunner().invoke(app, ["bench", "--help"]).output

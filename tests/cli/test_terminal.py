@@ -18,6 +18,7 @@ LONG = "a fabric whose name is longer than any terminal is wide " * 8
 SHOWN = f"""
 import dataclasses, msgspec
 from netfold.bench.commands import loss
+from netfold.bench.options.faults import LossOptions
 from netfold.cli import doctor, links, paths, show, top
 from netfold.controller.health.wiring import Cable, Cables
 from netfold.controller.operations.rates import Rates
@@ -43,7 +44,7 @@ links.show(Cables([Cable("leaf1:1", long, True, long, False, True, long, long)])
 paths._print(path_service.Table([path_service.LeafRow(long, "pinned")], [], [], {{}}), pins=True)
 doctor.show([doctor.Finding(doctor.Check("thing", long, long, lambda: long), False, long)])
 loss._show([loss.LossRow(0.1, long, 1, 1, 1, 1, 0.1, 1, 1, 1, 1, 1, 1, {{long: 3}}, 1)],
-           loss.LossSpec("leafspine,2,2,4", "bmv2", 1024, "1gbit", 1024, 1, 1, (0.1,), 0, ("",)))
+           LossOptions(switch="bmv2", path_mtu=1024, nbytes="1024"))
 report.show(msgspec.convert(msgspec.json.decode(input()), report.DemoReport), console())
 """
 

@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -21,16 +22,17 @@ from support.topo import ENGINES, in_sandbox, program, undisturbed
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-from netfold.bench.commands.paths import MODES, PathsSpec, run, show, summary
+from netfold.bench.commands.paths import MODES, run, show, summary
+from netfold.bench.options.paths import PathsOptions
 from netfold.topo.network.net import Network
 
 pytestmark = pytest.mark.timeout(300)
 SMALL = {
-    "softswitch": PathsSpec(2, 2, 4, rate="50mbit", switch="softswitch", nbytes=800_000, rounds=1),
-    "bmv2": PathsSpec(2, 2, 4, rate="10mbit", switch="bmv2", nbytes=200_000, rounds=1,
-                     collectives=("all_to_all", "ring")),
+    "softswitch": PathsOptions(topo="leafspine,2,2,4", nbytes="800000", rounds=1),
+    "bmv2": PathsOptions(topo="leafspine,2,2,4", rate="10mbit", switch="bmv2", nbytes="200000", rounds=1,
+                         collectives="all_to_all,ring"),
 }
-LONG = {"softswitch": 12_000_000, "bmv2": 2_400_000}
+LONG = {"softswitch": "12000000", "bmv2": "2400000"}
 """Bytes that a link cannot carry before a busy machine has come to break it: more than a second."""
 FRAME = 1100
 """Bytes of a packet on a link."""
@@ -40,17 +42,18 @@ FRAME = 1100
 @in_sandbox(timeout=200)
 def test_every_collective_is_exact_in_every_mode(engine: Engine, tmp_path: Path) -> None:
     """Each rank checks every element of its results."""
-    rows = summary(run(SMALL[engine], tmp_path / "logs"))
+    rows = summary(run(replace(SMALL[engine], out=tmp_path)))
     print(show(rows))
-    assert {(row.collective, row.mode) for row in rows} == {(c, m) for c in SMALL[engine].collectives for m in MODES}
+    collectives = SMALL[engine].collectives.split(",")
+    assert {(row.collective, row.mode) for row in rows} == {(c, m) for c in collectives for m in MODES}
 
 
 @pytest.mark.alone
 @in_sandbox(timeout=150)
 def test_a_planned_all_to_all_loads_the_uplinks_of_each_leaf_alike(tmp_path: Path) -> None:
     """Loads differ by less than a tenth and what had to be sent again."""
-    settings = SMALL["softswitch"]._replace(modes=("pinned",), collectives=("all_to_all",))
-    (cell,) = undisturbed(lambda: run(settings, tmp_path), tmp_path, "paths")
+    options = replace(SMALL["softswitch"], modes="pinned", collectives="all_to_all", out=tmp_path)
+    (cell,) = undisturbed(lambda: run(options), tmp_path / "logs", "paths")
     loads = [count for end, count in cell.uplinks.items() if end.startswith("leaf")]
     mean = statistics.mean(loads)
     assert len(loads) == 4
@@ -63,9 +66,9 @@ def test_a_link_that_breaks_in_an_all_to_all_is_left_by_the_hosts(engine: Engine
     """It swallows packets in silence, and no probe tells: time-outs move the pieces, all elements are right, and the
     controller is told, once another path has answered.  For how long a flow stands still is `netfold bench paths`' to
     say."""
-    settings = SMALL[engine]._replace(modes=("pinned",), collectives=(), fail_after=0.0, silent=True, probe=0.0,
-                                      nbytes=LONG[engine])
-    (row,) = summary(run(settings, tmp_path / "logs"))
+    options = replace(SMALL[engine], modes="pinned", collectives="", fail_link=0.0, silent=True, probe=0.0,
+                      nbytes=LONG[engine], out=tmp_path)
+    (row,) = summary(run(options))
     print(show([row]))
     assert row.failed
     log = (tmp_path / "logs" / "controller.log").read_text()
@@ -77,9 +80,9 @@ def test_a_link_that_breaks_in_an_all_to_all_is_left_by_the_hosts(engine: Engine
 def test_tcp_is_led_off_a_path_that_dies(tmp_path: Path) -> None:
     """An uplink swallows packets in silence, and no probe tells: the ranks tell the controller, the switches lead their
     connections over other links, and all elements are right."""
-    settings = SMALL["softswitch"]._replace(modes=("pinned",), collectives=(), fail_after=0.0, silent=True, probe=0.0,
-                                            nbytes=LONG["softswitch"], transport="tcp")
-    (row,) = summary(run(settings, tmp_path / "logs"))
+    options = replace(SMALL["softswitch"], modes="pinned", collectives="", fail_link=0.0, silent=True, probe=0.0,
+                      nbytes=LONG["softswitch"], transport="tcp", out=tmp_path)
+    (row,) = summary(run(options))
     print(show([row]))
     assert row.failed
     log = (tmp_path / "logs" / "controller.log").read_text()

@@ -145,17 +145,18 @@ def test_a_scheme_looks_the_same_whatever_is_beside_it() -> None:
             assert (found.colour, found.marker, found.dash) == (look.colour, look.marker, look.dash)
 
 
-@pytest.mark.parametrize("figure", ["ethereal", "netreduce", "mesh", "smp", "bcast"])
+@pytest.mark.parametrize("figure", ["ethereal", "netreduce", "mesh", "smp", "bcast", "step"])
 def test_schemes_of_a_figure_have_colours_of_their_own(figure: str) -> None:
     """No two in one figure share a colour, and each has its own entry in the style sheet."""
-    from netfold.bench.commands import osu_bcast
+    from netfold.bench.options.sums import COLLECTIVES
     from netfold.sim.collectives import mesh
     from netfold.sim.engines import placement
     from netfold.sim.netreduce import points as netreduce
     from netfold.sim.workloads import smp_workload
 
     names = {"ethereal": [*placement.SCHEMES], "netreduce": [*netreduce.LABELS.values(), "sufficient condition"],
-             "mesh": [*mesh.ALGORITHMS], "smp": [*smp_workload.ALGORITHMS], "bcast": [*osu_bcast.WAYS, "gloo"]}[figure]
+             "mesh": [*mesh.ALGORITHMS], "smp": [*smp_workload.ALGORITHMS],
+             "bcast": [*COLLECTIVES["broadcast"], "gloo"], "step": COLLECTIVES["step"]}[figure]
     assert not set(names) - set(style.STYLES)
     assert len({look.colour for look in style.styles(names).values()}) == len(names)
 

@@ -133,23 +133,30 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "netfold bench allreduce --ranks 8 -b 1M -e 64M -f 4 -n 3 --algos innet,ring,ring@bridge,gloo --rows rows.json",
         "netfold bench collectives --ranks 8 --sizes 4K,4M --collectives barrier,broadcast,together --rows rows.json",
         "netfold bench growth --out FOLDER", "netfold bench loss --credits 2x170K",
-        "netfold bench machines --machines 4 --members 2 --rate 200mbit",
-        "netfold bench machines --machines 8 --members 4 --sizes 16 -n 3 --rate 1gbit",
+        "netfold bench allreduce --ranks-per-host 2",
+        "netfold bench allreduce --ranks 8 --ranks-per-host 2 --rate 200mbit -b 8M -e 8M --algorithms "
+        "innet,hierarchical,ring",
+        "netfold bench allreduce --ranks 32 --ranks-per-host 4 -b 16M -e 16M --algorithms innet",
         "netfold bench allreduce --topo mesh,2,4 --ranks 8 --algorithms tidalmesh,ring",
         "netfold bench allreduce --topo mesh,2,4 --ranks 8 --rate 10mbit -b 256K -e 4M -f 4 -n 1 --algorithms "
         "tidalmesh,mesh2d,ring",
         "netfold bench loss --rate 1gbit --rounds 1 -n 12 --losses 0.01,0.05",
-        "netfold bench osu-bcast --out papers/collectives",
-        "netfold bench parameter-server --out papers/collectives", "netfold bench simulator --cases folds",
+        "netfold bench collectives --collectives broadcast",
+        "netfold bench collectives --collectives broadcast --out papers/collectives",
+        "netfold bench collectives --collectives broadcast,step",
+        "netfold bench collectives --collectives broadcast --sizes 1K,4K,16K,64K,256K,1M --rate 200mbit -n 10 --out "
+        "papers/collectives",
+        "netfold bench collectives --collectives step",
+        "netfold bench collectives --collectives step --sizes 4M --ranks 4 --rate 200mbit --out papers/collectives",
+        "netfold bench simulator --cases folds",
         "netfold bench paths --planner equal_split",
         "netfold bench paths --modes pinned --collectives all_to_all --fail-link 0.15 --silent",
         "netfold bench rails --out FOLDER",
-        "netfold bench rails --rails innet@a+tcp@b --rates 20mbit,20mbit --algorithm ring -b 64K -e 1M --train 0 "
+        "netfold bench rails --rails innet@a+tcp@b --rate 20mbit --algorithm ring -b 64K -e 1M --train 0 "
         "--series 0 --cuts  --cut-bytes 1M --stall 1 --mptcp --out papers/nezha/multipath-tcp",
-        "netfold bench rails --plot STEM --rows FILE",
         "netfold bench rails --rails innet@a+tcp@b --algorithm ring -e 4M --cut-bytes 8M --out papers/nezha",
         "netfold bench rails --rails tcp@a+tcp@b --algorithm ring -e 4M --cut-bytes 8M --out build/tcp-tcp",
-        "netfold bench soak -n 1000000 --seconds 36000 --seed 1 --rows soak.json --logs failed",
+        "netfold bench soak --rounds 1000000 --seconds 36000 --seed 1 --rows soak.json --logs failed",
         "netfold bench train --backends gloo,fsdp2", "netfold bench train --backends hsdp-gloo,hsdp",
         "netfold bench train --model transformer --backends gloo,fsdp-gloo,fsdp,fsdp2-gloo,fsdp2,fsdp2-together "
         "--beside fsdp2-gloo",
@@ -159,7 +166,7 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "--backends hook,priority-arrival,priority --beside hook",
         "netfold bench train --model cnn --backends gloo,netfold --lane-bits 32,16",
         "netfold bench train --model cnn --ranks 4 --backends gloo,netfold --lane-bits 32,16 --rows rows.json "
-        "--figure train"),
+        "--out train"),
     "a paper's figures, minutes; their short forms are in tests/sim": (
         "netfold sim ethereal --schemes ethereal,netfold,spray,spray-rr,spray-ideal,reps --seeds 1,2,3 --out "
         "papers/ethereal",

@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, Final, get_type_hints
+from typing import Annotated, Any, Final, get_origin, get_type_hints
 
 import msgspec
 import typer
@@ -65,7 +65,8 @@ def with_pages(planes: list[Fabric], metrics: str | None) -> list[Fabric]:
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Make a command of a function with dataclass parameters: each field becomes an option of its own for typer."""
+    """Make a command of a function with dataclass parameters: each field with an option of typer's becomes one,
+    and those of base classes come last."""
     groups: dict[str, type] = {}
     seen: list[inspect.Parameter] = []
     hints = get_type_hints(command, include_extras=True)
@@ -77,13 +78,16 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
         assert isinstance(kind, type)
         groups[parameter.name] = kind
         inner = get_type_hints(kind, include_extras=True)
+        of_bases = {name: depth for depth, base in enumerate(kind.__mro__) for name in inspect.get_annotations(base)}
         seen += [inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default,
-                                   annotation=inner[field.name]) for field in fields(kind)]
+                                   annotation=inner[field.name])
+                 for field in sorted(fields(kind), key=lambda field: of_bases[field.name])
+                 if get_origin(inner[field.name]) is Annotated]
 
     @functools.wraps(command)
     def flat(**given: Any) -> None:
         for name, kind in groups.items():
-            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind) if field.name in given})
         command(**given)
 
     flat.__signature__ = inspect.Signature(seen)  # type: ignore[attr-defined]

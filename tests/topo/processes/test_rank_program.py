@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from netfold.bench.ranks.loss import LossTask
-from netfold.bench.ranks.machines import MachinesTask
 from netfold.bench.ranks.recovery import RecoveryTask
 from netfold.bench.ranks.soak import SoakTask
 from netfold.topo.processes.failures import EXIT_WRONG_DATA, WrongData
@@ -46,7 +45,6 @@ runpy.run_module(module, run_name="__main__")
 """
 TASKS = {
     "loss": LossTask(1000, 2),
-    "machines": MachinesTask("folded", 1000, 1),
     "recovery": RecoveryTask(1000, 0.0),
     "soak": SoakTask(1, 1000, "/nonexistent"),
 }

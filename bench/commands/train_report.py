@@ -14,59 +14,15 @@ from typing import Final
 import msgspec
 
 from netfold.bench.harness.limits import Limit, limited_by, machine
+from netfold.bench.options.training import MODELS, ON_FABRIC, PLAIN, TrainOptions
 from netfold.bench.ranks.train_command import TrainResult
-from netfold.fabric.graph import Engine, bits_per_second
+from netfold.fabric.graph import bits_per_second
 from netfold.topo.processes.failures import WrongData
 
-ON_FABRIC: Final = "@fabric"
-PLAIN: Final = ("gloo", "fsdp-gloo", "fsdp2-gloo", "hsdp-gloo")
-"""Backends that NetFold has no part in."""
-NARROWS: Final = ("netfold", "hook", "priority", "priority-arrival")
-"""Backends that are measured with each width of lanes."""
-MODELS: Final[Mapping[str, tuple[int, int, str]]] = {"cnn": (1024, 8, "images"), "transformer": (256, 2, "tokens")}
-"""Models: the width and the samples of a rank where the options say nothing, and what is counted a second."""
 TOKENS: Final = 32
 """Symbols of a text (`ranks.models.LENGTH`)."""
 BOUNDS: Final[Mapping[int, float]] = {32: 1e-3, 16: 0.02, 8: 0.05}
 """Lanes -> how far the mean loss over all steps may be from that of a single process, relative."""
-
-
-@dataclass(frozen=True)
-class TrainSpec:
-    """Which model, by which backends, how often, and over which fabric.
-
-    backends  as options name them, each with its lanes
-    beside    the backend, of 32-bit lanes, that rows give ratios to; empty: gloo, or gloo@fabric
-    width     of the model's layers; layers: how many; batch: samples of each rank in a step
-    layer_seconds  that each layer sleeps in each pass, as if an accelerator computed it
-    rate      of every link in tc's units; None: not shaped
-    rails     planes of the fabric, each with links of this rate
-    """
-
-    model: str
-    backends: tuple[tuple[str, int], ...]
-    beside: str
-    ranks: int
-    leaves: int
-    spines: int
-    engine: Engine
-    rate: str | None
-    loss: float
-    rails: int
-    width: int
-    layers: int
-    layer_seconds: float
-    batch: int
-    bucket_mb: float
-    learning_rate: float
-    steps: int
-    warmup: int
-    rounds: int
-    path_mtu: int
-    seed: int
-    timeout: float
-    record: str = ""
-    """Folder for the ranks' recordings of the last round; empty: none are made."""
 
 
 class TrainRow(msgspec.Struct, frozen=True):
@@ -191,7 +147,7 @@ def check(name: str, bits: int, results: Sequence[TrainResult], alone: TrainResu
 
 
 def row_of(
-    spec: TrainSpec, name: str, bits: int, turns: Sequence[Turn], beside: str, others: Sequence[Turn],
+    options: TrainOptions, name: str, bits: int, turns: Sequence[Turn], beside: str, others: Sequence[Turn],
     alone: TrainResult,
 ) -> TrainRow:
     """The row of one backend from its turns.
@@ -204,21 +160,21 @@ def row_of(
 
     steps = sorted(turn.step for turn in turns)
     step, compute, reduce = statistics.median(steps), median("compute"), median("reduce")
-    on_fabric, unit = network_of(name) == "fabric", MODELS[spec.model][2]
-    batch, parameters = spec.batch * spec.ranks, turns[0].results[0].parameters
+    on_fabric, unit = network_of(name) == "fabric", MODELS[options.model][2]
+    batch, parameters = options.batch * options.ranks, turns[0].results[0].parameters
     ratios = [one.step / turn.step for one, turn in zip(others, turns, strict=True)] if others else []
     way = name.removesuffix(ON_FABRIC)
-    planes = spec.rails if way not in PLAIN else 1
-    least = least_bytes(way, spec.ranks, 4 * parameters, bits) / planes
+    planes = options.rails if way not in PLAIN else 1
+    least = least_bytes(way, options.ranks, 4 * parameters, bits) / planes
     link, link_alone = (
-        least * 8 / seconds / bits_per_second(spec.rate) if spec.rate else 0.0 for seconds in (step, reduce)
+        least * 8 / seconds / bits_per_second(options.rate) if options.link_rate else 0.0 for seconds in (step, reduce)
     )
     busy = median("machine_busy")
     results = turns[-1].results
     return TrainRow(
-        model=spec.model, backend=name, network=spec.engine if on_fabric else "bridge", ranks=spec.ranks,
-        rails=planes, lane_bits=bits, parameters=parameters, layers=spec.layers, layer_seconds=spec.layer_seconds,
-        batch=batch, rate=spec.rate or "", loss=spec.loss if on_fabric else 0.0, step_seconds=step,
+        model=options.model, backend=name, network=options.engine if on_fabric else "bridge", ranks=options.ranks,
+        rails=planes, lane_bits=bits, parameters=parameters, layers=options.layers, layer_seconds=options.layer_seconds,
+        batch=batch, rate=options.link_rate or "", loss=options.loss if on_fabric else 0.0, step_seconds=step,
         step_seconds_best=steps[0], step_seconds_worst=steps[-1],
         samples_per_s=batch * (TOKENS if unit == "tokens" else 1) / step, unit=unit,
         beside=beside, times_beside=statistics.median(ratios) if ratios else None,
@@ -232,20 +188,19 @@ def row_of(
         link_fraction=link, reduce_link_fraction=link_alone,
         limited_by=limited_by(link_alone if reduce > compute else link, busy),
         retransmissions=sum(result.retransmissions for turn in turns for result in turn.results),
-        joined=median("joined"), path=results[0].path, steps=spec.steps, rounds=spec.rounds, machine=machine(),
+        joined=median("joined"), path=results[0].path, steps=options.steps, rounds=options.rounds, machine=machine(),
     )
 
 
-def show(spec: TrainSpec, rows: Sequence[TrainRow], echo: Callable[[str], None]) -> None:
+def show(options: TrainOptions, rows: Sequence[TrainRow], echo: Callable[[str], None]) -> None:
     first = rows[0]
     echo(
-        f"# {spec.model} of {first.parameters} parameters in {spec.layers} layers"
-        + (f" that sleep {spec.layer_seconds * 1e3:g} ms each way" if spec.layer_seconds else "")
-        + f", {first.batch} samples a step; {spec.ranks} ranks; fabric "
-        f"{spec.leaves} x {spec.spines}, {spec.engine}" + (f", {spec.rails} planes" if spec.rails > 1 else "")
-        + (f", losing {spec.loss:.1%} on each link" if spec.loss else "")
-        + f"; links {spec.rate or 'not shaped'}, the bridge's too; medians of {spec.rounds} interleaved rounds of "
-        f"{spec.steps} steps; load {os.getloadavg()[0]:.1f}"
+        f"# {options.model} of {first.parameters} parameters in {options.layers} layers"
+        + (f" that sleep {options.layer_seconds * 1e3:g} ms each way" if options.layer_seconds else "")
+        + f", {first.batch} samples a step; {options.ranks} ranks; fabric {options.in_words}, the bridge's too"
+        + (f", the fabric's losing {options.loss:.1%}" if options.loss else "")
+        + f"; medians of {options.rounds} interleaved rounds of "
+        f"{options.steps} steps; load {os.getloadavg()[0]:.1f}"
     )
     echo(f"# {'backend':<18} {'on':<10} {'ms/step':>8} {'best..worst':>15} {first.unit + '/s':>9} {'compute':>7} "
          f"{'wait':>6} {'reduce':>6} {'link':>5} {'busy':>5} {'limit':<9} {'loss':>7} {'alone':>7} {'off':>7} "
