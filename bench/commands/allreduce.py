@@ -208,7 +208,7 @@ def _measure(
                 turn = TimingCommand(name.removesuffix(BRIDGE), nbytes, options.iterations, options.warmup,
                             bool(options.check) and number == options.rounds - 1)
                 group, on_fabric = workers[_group_of(name)], network if _group_of(name) in ON_FABRIC else None
-                spent, moved = _switch_seconds(on_fabric), _host_bytes(on_fabric)
+                moved, spent = _host_bytes(on_fabric), _switch_seconds(on_fabric)  # counting takes processor time, too
                 group.send(msgspec.json.encode(turn))
                 took = group.receive((options.iterations + options.warmup + 2) * options.timeout)
                 calls = options.iterations + options.warmup
