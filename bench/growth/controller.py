@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures a controller as its fabric grows: its start, its memory, a job's plan, planning anew after a failure under
-that job, a round of probes, a look at its status, and how long its loop stands still meanwhile.
+"""Measures a controller as its fabric grows, or a job: its start, its memory, the job's plan, planning anew after a
+failure under that job, a round of probes, a look at its status, and how long its loop stands still meanwhile.
 
-    python -m netfold.bench.growth.controller leafspine,32,16,128       # prints one row as JSON
+    python -m netfold.bench.growth.controller leafspine,32,16,128 64       # a job of 64 ranks; prints one row as JSON
 
 The switches are in the controller's process and have no data plane (`bench.harness.memory_switch`): P4Runtime's
 messages are made, and not sent.  Each fabric has a process of its own, since memory that was used once does not go
@@ -35,12 +35,13 @@ from netfold.fabric import generate
 from netfold.fabric.graph import End, Link, Switch
 from netfold.wire.jobs import Join, Plan, Resume, Watch
 
-FABRICS: Final = ("leafspine,2,2,8", "leafspine,32,16,128", "leafspine,464,16,928", "threetier,32,16,16,256,8192",
-                  "threetier,64,32,32,1024,65536")
-"""4, 48 and 480 switches, and fat trees of 32 and 64 ports, with 1,280 and 5,120."""
+FABRICS: Final = (("leafspine,2,2,8", 8), ("leafspine,32,16,128", 64), ("leafspine,464,16,928", 64),
+                  ("threetier,32,16,16,256,8192", 64), ("threetier,64,32,32,1024,65536", 64))
+"""4, 48 and 480 switches, and fat trees of 32 and 64 ports, with 1,280 and 5,120; and ranks of the job, spread over the
+hosts."""
+JOBS: Final = (("leafspine,64,4,4096", 64), ("leafspine,64,4,4096", 512), ("leafspine,64,4,4096", 4096))
+"""The same with one fabric and more and more ranks."""
 QUICK: Final = FABRICS[:1]
-RANKS: Final = 64
-"""Most ranks of the job, spread over the fabric's hosts."""
 STAGES: Final = ("start", "job", "link", "link back", "leaf link", "leaf link back", "spine", "spine back",
                  "status", "probes", "restart")
 """The stages whose longest turns of the loop are reported."""
@@ -65,6 +66,8 @@ class ControllerRow(msgspec.Struct, frozen=True):
     ranks: int
     job: tuple[float, float]
     """Until all ranks have their plans, and the switches the job's entries."""
+    answers: int
+    """Bytes of all these plans, before they are compressed."""
     link: tuple[float, float]
     """Planning anew after a link of a spine went down, until all ranks of the job go on, if it folds over it."""
     link_updates: int
@@ -90,19 +93,19 @@ class ControllerRow(msgspec.Struct, frozen=True):
     """The longest turn of the loop while each of these went on, in which nothing else could happen."""
 
 
-def measure(fabrics: Sequence[str], echo: Callable[[str], None]) -> list[ControllerRow]:
-    """A row for each fabric.  Raises subprocess.SubprocessError."""
+def measure(fabrics: Sequence[tuple[str, int]], echo: Callable[[str], None]) -> list[ControllerRow]:
+    """A row for each fabric with its job.  Raises subprocess.SubprocessError."""
     rows = []
-    for fabric in fabrics:
-        done = subprocess.run([sys.executable, "-m", "netfold.bench.growth.controller", fabric], check=True,
+    for fabric, ranks in fabrics:
+        done = subprocess.run([sys.executable, "-m", "netfold.bench.growth.controller", fabric, str(ranks)], check=True,
                               stdout=subprocess.PIPE, timeout=SECONDS)
         rows.append(row := msgspec.json.decode(done.stdout, type=ControllerRow))
         echo(f"{row.switches:>4} switches, {row.hosts:>5} hosts: {row.entries:>8} entries, {row.mebibytes:>7.0f} MiB "
-             f"(peak {row.peak_mebibytes:.0f}); start {row.start[0]:.2f} s, a job's plan {row.job[0]:.2f} s; "
-             f"anew after a spine's link {row.link[0]:.2f} s ({row.link_updates} updates), a leaf's "
-             f"{row.leaf_link[0]:.2f} s ({row.leaf_link_updates}), a spine {row.spine[0]:.2f} s "
-             f"({row.spine_updates}); a look {row.status[0]:.2f} s, a round of {row.probes_sent} probes "
-             f"{row.probes[0]:.2f} s; a restart {row.restart[0]:.2f} s ({row.restart_updates})")
+             f"(peak {row.peak_mebibytes:.0f}); start {row.start[0]:.2f} s, a job's plan {row.job[0]:.2f} s "
+             f"({row.ranks} ranks, {row.answers / 1e6:.1f} MB); anew after a spine's link {row.link[0]:.2f} s "
+             f"({row.link_updates} updates), a leaf's {row.leaf_link[0]:.2f} s ({row.leaf_link_updates}), a spine "
+             f"{row.spine[0]:.2f} s ({row.spine_updates}); a look {row.status[0]:.2f} s, a round of {row.probes_sent} "
+             f"probes {row.probes[0]:.2f} s; a restart {row.restart[0]:.2f} s ({row.restart_updates})")
         for stage, stall in row.stalls.items():
             echo(f"     {stage}: the loop stood still for {stall}")
     return rows
@@ -135,7 +138,7 @@ def _mebibytes(field: str) -> float:
     raise RuntimeError(f"/proc/self/status: expected a line {field}")
 
 
-async def _measure(text: str, folder: Path) -> ControllerRow:
+async def _measure(text: str, world: int, folder: Path) -> ControllerRow:
     fabric = generate.parse(text, rundir=folder)
     codec = pipeline.of_fabric(fabric).codec
     fabric = msgspec.structs.replace(fabric, probe=0, steady=0, lease=SECONDS)  # rounds are begun here
@@ -206,7 +209,6 @@ async def _measure(text: str, folder: Path) -> ControllerRow:
             start = await _timed("start", controller.start)
         gc.collect()
         after, entries = _mebibytes("VmRSS"), sum(len(switch.state) for switch in switches.values())
-        world = min(RANKS, len(fabric.hosts))
         hosts = fabric.hosts[:: len(fabric.hosts) // world][:world]
         spines = [switch.name for switch in fabric.switches if switch.role == "spine"]
 
@@ -214,6 +216,7 @@ async def _measure(text: str, folder: Path) -> ControllerRow:
         await asyncio.sleep(0)
         unchanged = await _timed("nothing changed", controller.replan)
         job = await _timed("job", join)
+        answers = sum(len(msgspec.json.encode(plan)) for plan in plans)
         known = updates()
         cable(cut := links_of(spines[-1])[:1], up=False)
         link, link_updates = await _timed("link", replan), updates() - known
@@ -245,6 +248,7 @@ async def _measure(text: str, folder: Path) -> ControllerRow:
     return ControllerRow(
         fabric=text, switches=len(fabric.switches), hosts=len(fabric.hosts), machine=machine(), entries=entries,
         start=start, mebibytes=after - before, peak_mebibytes=_mebibytes("VmHWM") - before, ranks=world, job=job,
+        answers=answers,
         link=link, link_updates=link_updates, leaf_link=leaf_link, leaf_link_updates=leaf_link_updates,
         spine=lost, spine_updates=spine_updates, unchanged=unchanged, status=status, restart=restart,
         restart_updates=restart_updates, probes=probes, probes_sent=sent,
@@ -253,13 +257,13 @@ async def _measure(text: str, folder: Path) -> ControllerRow:
 
 
 def main() -> None:
-    """Measure the fabric that the command line names, and print its row."""
+    """Measure the fabric and the job that the command line names, and print their row."""
     logging.disable(logging.WARNING)  # of every link that is down or up again
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=WatchedLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, WatchedLoop)
         with loop.watched():
-            row = runner.run(_measure(sys.argv[1], Path(folder)))
+            row = runner.run(_measure(sys.argv[1], int(sys.argv[2]), Path(folder)))
     os.write(1, msgspec.json.encode(row) + b"\n")
 
 

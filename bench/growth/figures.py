@@ -6,6 +6,7 @@
     credits     ... with the packets that may be in flight
     path-mtu    ... with payloads of 1024 and 4096 bytes, over sizes
     controller  time and memory of a controller of 4 to 1,280 switches without data plane, and planning anew
+    jobs        ... of one fabric of 4,096 hosts, with a job of 64 to 4,096 ranks
     programs    compile time with the size of a program, softswitch's compiler beside p4c
 
 Rows are written to growth-NAME.json, with the machine and what limited each figure, and drawn as growth-NAME.svg; they
@@ -31,7 +32,7 @@ from netfold.plots.charts import LineChart, PlotsMissing, line_charts
 from netfold.topo.network import sandbox
 
 AXES: Final[Sequence[Axis]] = get_args(Axis)
-_ROWS: Final[dict[str, Any]] = {"controller": ControllerRow, "programs": ProgramRow}
+_ROWS: Final[dict[str, Any]] = {"controller": ControllerRow, "jobs": ControllerRow, "programs": ProgramRow}
 
 
 def run(options: GrowthOptions, echo: Callable[[str], None] = print) -> bool:
@@ -66,8 +67,9 @@ def run(options: GrowthOptions, echo: Callable[[str], None] = print) -> bool:
 
 
 def _measure(name: str, options: GrowthOptions, echo: Callable[[str], None]) -> Sequence[Any]:
-    if name == "controller":
-        return controller.measure(controller.QUICK if options.quick else controller.FABRICS, echo)
+    if name in ("controller", "jobs"):
+        points = controller.FABRICS if name == "controller" else controller.JOBS
+        return controller.measure(controller.QUICK if options.quick else points, echo)
     if name == "programs":
         return program.measure(program.QUICK if options.quick else program.TABLES, echo)
     return fabric.measure(_axis(name), options, echo)
@@ -82,7 +84,9 @@ def figure(name: str, file: Path, out: Path) -> list[Path]:
     if not rows:
         raise ValueError(f"{file}: expected at least one row")
     if name == "controller":
-        drawn, x = _of_controller(rows), "switches"
+        drawn, x = _of_controller(rows, [row.switches for row in rows]), "switches"
+    elif name == "jobs":
+        drawn, x = _of_controller(rows, [row.ranks for row in rows]), "ranks of the job"
     elif name == "programs":
         drawn, x = _of_programs(rows), "tables of the program"
     else:
@@ -94,8 +98,7 @@ def _axis(name: str) -> Axis:
     return next(axis for axis in AXES if axis == name)
 
 
-def _of_controller(rows: Sequence[ControllerRow]) -> list[list[LineChart]]:
-    ticks = [row.switches for row in rows]
+def _of_controller(rows: Sequence[ControllerRow], ticks: Sequence[int]) -> list[list[LineChart]]:
     times = {"start": "start", "a job's plan": "job", "anew after a spine's link": "link",
              "anew after a leaf's link": "leaf_link", "anew after a spine": "spine",
              "a look": "status", "a round of probes": "probes", "a restart": "restart"}

@@ -54,7 +54,7 @@ COLLECTIVES: Final[Mapping[str, tuple[str, ...]]] = {
     "step": ("ring", "innet", "all serve", "half serve", "one serves"),
 }
 """Collective -> what it is timed by, besides gloo, which makes no step."""
-GROWTH: Final = ("ranks", "sizes", "credits", "path-mtu", "controller", "programs")
+GROWTH: Final = ("ranks", "sizes", "credits", "path-mtu", "controller", "jobs", "programs")
 """The figures of `netfold bench growth`."""
 
 

@@ -9,14 +9,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
+from typer.main import get_command
 
 from netfold.bench.commands import allreduce
 from netfold.bench.commands.allreduce import AllreduceTurn
 from netfold.bench.options.sums import AllreduceOptions
+from netfold.cli.app import app
 from netfold.host.operation.conversion import in_float32, round_to
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
@@ -25,6 +27,8 @@ from netfold.testing import MemoryFabric, MemoryMesh
 from netfold.topo.processes import allreduce_rank, reduction_data
 from netfold.topo.processes.allreduce_rank import RankSetup
 from support import needs
+
+COMMANDS: Final = get_command(app).commands["bench"].commands  # type: ignore[attr-defined]
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -72,6 +76,14 @@ def test_words_that_cannot_be_are_refused_by_name(option: str, value: object, sa
     """An option with a wrong value is refused, by its name, before anything is started."""
     with pytest.raises(ValueError, match=says):
         AllreduceOptions(**{option: value})
+
+
+def test_what_programs_alone_set_is_no_option() -> None:
+    """The command has the structure's options, its own first, and no more."""
+    names = [option.name for option in COMMANDS["allreduce"].params]
+    assert names[:2] == ["begin", "end"]
+    assert names[-2:] == ["rounds", "rows"]
+    assert not {"credits", "sizes"} & {*names}
 
 
 def test_ranks_and_the_fabric_follow_from_each_other() -> None:

@@ -79,7 +79,7 @@ def test_figures_that_there_are_not_are_refused(tmp_path: Path) -> None:
 @pytest.mark.needs("namespaces", "mininet", "matplotlib")
 def test_quick_figures_are_measured_and_drawn(tmp_path: Path) -> None:
     """A small run of a fabric and of a controller leaves rows and figures, and they can be drawn again."""
-    done = command(tmp_path, "--quick", "--what", "credits,controller", "--rate", "none")
+    done = command(tmp_path, "--quick", "--what", "credits,controller,jobs", "--rate", "none")
 
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = msgspec.json.decode((tmp_path / "growth-credits.json").read_bytes(), type=list[FabricRow])
@@ -92,6 +92,10 @@ def test_quick_figures_are_measured_and_drawn(tmp_path: Path) -> None:
     assert scale.restart_updates == 0, "all is in place"
     assert list(scale.stalls) == list(STAGES)
     assert all(0 < stall.callback_seconds <= stall.seconds and stall.callback for stall in scale.stalls.values())
+    (job,) = msgspec.json.decode((tmp_path / "growth-jobs.json").read_bytes(), type=list[ControllerRow])
+    assert job.ranks == 8
+    assert job.answers > 8 * 8 * len("10.0.1.1"), "each rank is told all ranks' addresses"
+    assert "ranks of the job" in (tmp_path / "growth-jobs.svg").read_text()
     figure = (tmp_path / "growth-controller.svg").read_text()
     assert "anew after a spine" in figure
     figures.run(GrowthOptions(what="controller", out=tmp_path, draw=True), echo=lambda line: None)
