@@ -8,6 +8,7 @@ it is given.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
@@ -19,6 +20,10 @@ from netfold.wire.roce import FOLD_NETWORK
 
 SYSFS: Final = Path("/sys/class/infiniband")
 ROCE_V2: Final = "RoCE v2"
+MAPPED: Final = b"0000:0000:0000:0000:0000:ffff:"
+"""The beginning of the text of a GID that stands for an IPv4 address."""
+GID_BYTES: Final = 64
+"""More than the text of a GID has."""
 RETRANSMISSIONS: Final = ("completer_retry_err", "retry_exceeded_err", "packet_seq_err", "local_ack_timeout_err")
 """Counters of retransmissions, as rdma_rxe and mlx5 name them."""
 ANSWERS: Final = (
@@ -127,17 +132,27 @@ def fold_gid(port: RocePort, own: str, fold_address: str) -> RoceGid:
 
 
 def _gids(port: Path) -> list[RoceGid]:
+    """The GIDs of a port that stand for IPv4 addresses.  A table has up to 1,024 places, nearly all of them empty, and
+    each place is a file: an empty one takes three system calls, and nothing else."""
     found = []
-    for file in sorted((port / "gids").glob("*"), key=lambda file: int(file.name)):
-        index = file.name
-        if _text(port / "gid_attrs" / "types" / index) != ROCE_V2:  # an empty place cannot be read
-            continue
-        try:
-            address = IPv6Address(_text(file)).ipv4_mapped
-        except ValueError:
-            continue
-        if address is not None:
-            found.append(RoceGid(str(address), int(index), _text(port / "gid_attrs" / "ndevs" / index)))
+    table = os.open(port / "gids", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for index in sorted(os.listdir(table), key=int):
+            try:
+                place = os.open(index, os.O_RDONLY, dir_fd=table)
+            except OSError:
+                continue
+            try:
+                text = os.read(place, GID_BYTES)
+            except OSError:
+                continue
+            finally:
+                os.close(place)
+            if text.startswith(MAPPED) and _text(port / "gid_attrs" / "types" / index) == ROCE_V2:
+                address = IPv6Address(text.decode().strip()).ipv4_mapped
+                found.append(RoceGid(str(address), int(index), _text(port / "gid_attrs" / "ndevs" / index)))
+    finally:
+        os.close(table)
     return found
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from netfold.host.errors import TransportError
+from netfold.host.verbs import devices
 from netfold.host.verbs.devices import described, fold_gid, port_of, ports
 
 GIDS = {
@@ -46,6 +47,20 @@ def test_gids_of_ipv4_addresses_are_found_by_address(root: Path) -> None:
     assert port_of("10.0.1.1", root) == port
     assert fold_gid(port, "10.0.1.1", "198.18.0.1").index == 10
     assert port.counters() == {"sent_pkts": 12, "completer_retry_err": 3}
+
+
+def test_a_large_table_of_empty_places_is_read_by_a_few_calls(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table has up to 1,024 places, of which a few are taken; of an empty one its GID alone is read.  A place that
+    goes away meanwhile is passed over."""
+    table = root / "rxe0" / "ports" / "1" / "gids"
+    for index in range(12, 1024):
+        (table / str(index)).write_text("0000:0000:0000:0000:0000:0000:0000:0000\n")
+    (table / "1023").unlink()
+    (table / "1023").symlink_to("gone")
+    read: list[str] = []
+    monkeypatch.setattr(devices, "_text", lambda file: read.append(file.name) or file.read_text().strip())
+    assert {gid.index for gid in port_of("10.0.1.1", root).gids.values()} == {2, 10}
+    assert len(read) < 12, read
 
 
 def test_what_is_missing_is_named_with_the_command_that_helps(root: Path, tmp_path: Path) -> None:
