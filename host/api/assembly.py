@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from netfold.host import shared_log
-from netfold.host.api import several_rails
 from netfold.host.api.folding import connect, open_fold
 from netfold.host.api.group_folds import GroupFolds
 from netfold.host.api.join_settings import FOLDING, JoinSettings, check_rails
@@ -38,7 +37,6 @@ from netfold.host.opening.own_port import own_port, udp_port_of
 from netfold.host.opening.planes import RailSpec, specs_of
 from netfold.host.operation.coding import LaneBits, lane_bits_from_environment
 from netfold.host.operation.rail import FoldingRail, RailStats
-from netfold.host.rails.policy import RailOptions
 from netfold.host.selection.choice import INNET
 from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.measure import Measured
@@ -76,6 +74,9 @@ def join(
     if specs:
         check_rails(specs, settings, controller)
     if len(specs) > 1 and (world > 1 or joining):
+        from netfold.host.api import several_rails
+        from netfold.host.rails.policy import RailOptions
+
         options = RailOptions(
             timeout=settings.timeout, join_timeout=join_timeout, algorithm=settings.resolved().algorithm,
             lane_bits=settings.lane_bits or lane_bits_from_environment(), path_mtu=path_mtu, token=token,
@@ -170,6 +171,8 @@ def reform(parts: Parts, finished: int, *, grows: bool, timeout: float | None) -
                          "elsewhere (of_plan, controller='store'): close the communicator, and make another one of the "
                          "ranks that are left")
     if parts.several is not None:
+        from netfold.host.api import several_rails
+
         return several_rails.reform(parts, parts.several, client, finished, grows=grows, timeout=timeout)
     if settings.helpers:
         raise ValueError(f"{me}: helpers={list(settings.helpers)}: which ranks they are would change; join anew")

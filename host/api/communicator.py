@@ -19,7 +19,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from netfold.host.api import assembly
 from netfold.host.api.change import RankChange
@@ -32,9 +32,11 @@ from netfold.host.mesh.mesh import Informed
 from netfold.host.opening.open_mesh import PathChoice
 from netfold.host.opening.planes import RailSpec
 from netfold.host.operation.coding import LaneBits
-from netfold.host.rails.multirail import MultiRail
 from netfold.wire.flight import OperationRecord
 from netfold.wire.jobs import Plan
+
+if TYPE_CHECKING:  # imported where several rails are asked for
+    from netfold.host.rails.multirail import MultiRail
 
 log = logging.getLogger("netfold")
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from netfold.host.client.membership import Membership
 from netfold.host.collectives.open_on_all import Agreement, Unfit, agreed_over, open_on_all
 from netfold.host.innet.fold import FoldRail
-from netfold.host.innet.parallel import ParallelFold
 from netfold.host.mesh.connection import printable
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.coding import LaneBits
@@ -60,6 +59,8 @@ def open_fold(
         )
 
     if any(len(ranks) > 1 for ranks in plan.machines):
+        from netfold.host.innet.parallel import ParallelFold
+
         return ParallelFold(
             plan, peers, agree, address, receiver, timeout=timeout, control=membership.fold_control(timeout),
             timeline=timeline, falls_back=falls_back,

@@ -7,6 +7,7 @@ import socket
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from netfold.host.api.group_folds import GroupFolds
 from netfold.host.api.join_settings import JoinSettings
@@ -14,10 +15,12 @@ from netfold.host.api.work import OperationSequencer
 from netfold.host.client.membership import Membership
 from netfold.host.opening.planes import RailSpec
 from netfold.host.operation.coding import Coding
-from netfold.host.rails.multirail import MultiRail
-from netfold.host.rails.policy import RailOptions
 from netfold.host.selection.dispatch import Dispatch
 from netfold.wire.jobs import Plan
+
+if TYPE_CHECKING:  # imported where several rails are asked for
+    from netfold.host.rails.multirail import MultiRail
+    from netfold.host.rails.policy import RailOptions
 
 
 @dataclass(frozen=True)

@@ -454,6 +454,16 @@ def test_importing_netfold_is_light() -> None:
         netfold.all_reduce  # noqa: B018
 
 
+def test_a_rank_with_one_rail_does_not_import_what_several_rails_need() -> None:
+    """Neither their policy nor the folds of machines with several ranks: a sixth of the processor time of a start."""
+    code = "import sys, netfold.host.api.enduring; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    imported = set(found.stdout.split())
+    assert "netfold.host.api.assembly" in imported
+    assert not {name for name in imported if name.startswith("netfold.host.rails")}
+    assert "netfold.host.innet.parallel" not in imported
+
+
 def test_what_was_routed_here_is_no_result() -> None:
     """A switch without entries for the job routes the neighbour's contribution to this rank's queue pair: its TTL shows
     that, it never enters a sum, and the error says so."""
