@@ -28,6 +28,10 @@ ROOT_TAG, PACKAGES_TAG, SHARE_TAG = "root", "packages", "share"
 """Names of the 9p devices."""
 PORT: Final = "netfold"
 """Name of the virtio-serial port on which the agent speaks."""
+SIGNED: Final = b"~Module signature appended~\n"
+"""The end of a signed module.  Before it are the signature, and twelve bytes of which the last four are its length (the
+kernel's include/linux/module_signature.h)."""
+_SIGNATURE_INFO: Final = 12
 _FOLDER, _FILE = 0o040755, 0o100755
 _SCRIPT: Final = """#!/bin/busybox sh
 export PATH=/bin
@@ -90,7 +94,7 @@ def closure(kernel: Kernel, wanted: Iterable[str] = MODULES) -> dict[str, bytes]
         if name not in paths:
             raise ImageError(f"kernel {kernel.release} has no module {name}: expected Debian's own kernel (not one for "
                              "clouds), with rdma_rxe and virtio")
-        data = _decompressed(paths[name])
+        data = unsigned(_decompressed(paths[name]))
         for needed in dependencies(data):
             load(needed)
         loaded[name] = data
@@ -104,6 +108,15 @@ def dependencies(module: bytes) -> list[str]:
     """The names of the modules that a module needs, as the linker has written them into its section .modinfo."""
     found = re.search(rb"\0depends=([^\0]*)\0", module)
     return [name.replace("-", "_") for name in found[1].decode().split(",") if name] if found else []
+
+
+def unsigned(module: bytes) -> bytes:
+    """A module without its signature, which takes an emulated kernel as long to check as the module to load.  The package
+    that has the module is checked by apt."""
+    if not module.endswith(SIGNED):
+        return module
+    info = len(module) - len(SIGNED)
+    return module[: info - _SIGNATURE_INFO - int.from_bytes(module[info - 4 : info], "big")]
 
 
 def archive(folders: Iterable[str], files: Mapping[str, bytes]) -> bytes:

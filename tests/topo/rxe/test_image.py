@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from netfold.topo.rxe.image import ImageError, archive, closure, dependencies
+from netfold.topo.rxe.image import SIGNED, ImageError, archive, closure, dependencies
 from netfold.topo.rxe.packages import Kernel
 
 
@@ -35,6 +35,13 @@ def test_modules_come_after_those_that_they_need(tmp_path: Path) -> None:
     }, builtin="kernel/in/inside.ko\n"), ["top_most", "low"])
     assert list(found) == ["low", "middle", "top_most"]
     assert found["middle"] == module("low", "inside")
+
+
+def test_modules_are_loaded_without_their_signatures(tmp_path: Path) -> None:
+    """A signature of any length and what describes it are cut off; a module without one stays as it is."""
+    signed = module("low") + b"PKCS#7" * 70 + bytes(8) + (6 * 70).to_bytes(4, "big") + SIGNED
+    found = closure(kernel(tmp_path, {"top.ko": signed, "low.ko": module()}), ["top"])
+    assert found == {"low": module(), "top": module("low")}
 
 
 def test_a_module_that_is_missing_is_named(tmp_path: Path) -> None:
