@@ -28,11 +28,15 @@ if TYPE_CHECKING:  # Mininet may be absent
 BOUND: Final = 900.0
 """Seconds after which what hangs is ended."""
 TOOL_SECONDS: Final = 120.0
+TOOL_PORT: Final = 18515
+"""TCP port of the tools of verbs, on which they exchange their queue pairs."""
 SEED: Final = 11
 _IP, _BTH, _AETH = 14, 42, 54
 """Offsets in a frame."""
 _NAKS: Final = 0x20
 """Syndromes below are of positive acknowledgements."""
+MOST_OUTSTANDING: Final = 129
+"""PSNs that rdma_rxe has outstanding at once at the most."""
 _INVALID_REQUEST: Final = 0x61
 """Syndrome of a NAK that says so (InfiniBand architecture, table 46)."""
 
@@ -144,7 +148,7 @@ def pair(guests: Guests, server_at: Host, client_at: Host, server: str, client: 
     waiting = start(machines[0], server)
     try:
         # the tool listens on a TCP port once it is ready
-        machines[0].execute("until ss -Hltn | grep -q :18515; do sleep 0.1; done", "waiting for the tool's server")
+        machines[0].execute(f"until grep -q :{TOOL_PORT:04X} /proc/net/tcp; do sleep 0.1; done", "waiting for the tool's server")
         asking = start(machines[1], f"{client} {server_at.address}")
         try:
             asked = finish(asking)
@@ -182,10 +186,13 @@ def fatal_nak(acknowledgement: bytes) -> bytes:
     """The frame by which its receiver's NIC learns that the next request was invalid, upon which it takes the queue
     pair into error, whatever it is: made of the frame of an acknowledgement to it."""
     frame = bytearray(acknowledgement[:-4])
-    psn = int.from_bytes(frame[_BTH + 9:_BTH + 12], "big")
-    frame[_BTH + 9:_BTH + 12] = ((psn + 1) % 2**24).to_bytes(3, "big")
+    frame[_BTH + 9:_BTH + 12] = ((_psn(acknowledgement) + 1) % 2**24).to_bytes(3, "big")
     frame[_AETH] = _INVALID_REQUEST
     return bytes(frame) + roce.icrc(bytes(frame[_IP:]))
+
+
+def _psn(frame: bytes) -> int:
+    return int.from_bytes(frame[_BTH + 9:_BTH + 12], "big")
 
 
 class Forger:
@@ -200,16 +207,22 @@ class Forger:
         self._link.bind((f"{end.node}-eth{end.port}", 0))
 
     def break_queue_pair(self) -> None:
-        """Wait for an acknowledgement of contributions to the guest, and break the queue pair that it is for, if that
-        has something outstanding."""
+        """Wait for an acknowledgement of contributions to the guest, and then for a contribution after them, which is
+        outstanding: break the queue pair of both."""
         self._forget()
+        acknowledgement = b""
         until = time.monotonic() + TOOL_SECONDS
         while time.monotonic() < until:
             frame = self._link.recv(65536)
-            udp = frame[12:14] == b"\x08\x00" and frame[23] == socket.IPPROTO_UDP and frame[30:34] == self._address
-            if udp and frame[_BTH] == roce.Opcode.ACKNOWLEDGE and frame[_AETH] < _NAKS:
-                self._link.send(fatal_nak(frame))
-                return
+            if frame[12:14] != b"\x08\x00" or frame[23] != socket.IPPROTO_UDP:
+                continue
+            is_acknowledgement = frame[_BTH] == roce.Opcode.ACKNOWLEDGE
+            if frame[30:34] == self._address and is_acknowledgement and frame[_AETH] < _NAKS:
+                acknowledgement = frame
+            elif frame[26:30] == self._address and not is_acknowledgement and acknowledgement:
+                if 0 < (_psn(frame) - _psn(acknowledgement)) % 2**24 <= MOST_OUTSTANDING:
+                    self._link.send(fatal_nak(acknowledgement))
+                    return
         raise AssertionError(f"no acknowledgement within {TOOL_SECONDS:g} s")
 
     def _forget(self) -> None:

@@ -7,7 +7,8 @@ many seconds to start Python and import NetFold.
 With RAIL "verbs" it is one of MACHINES ranks, as its environment says; with "innet" it is the windowed rank that mixed
 jobs have beside those, as their rank 1, and lets all other jobs pass.  A JOB is one of
 
-    sums:TURNS:LENGTH,...   that many int32 sums of each length, one of float32, and one collective of each other kind
+    sums:TURNS:LENGTH,...   that many int32 sums of each length and one of float32; of the last length, also one
+                            collective of each other kind
     mixed:TURNS:LENGTH,...  the same with the windowed rank
     groups:TURNS:LENGTH     that many int32 sums of each of some groups, and of all ranks, with the windowed rank
     steady:LENGTH           int32 sums until the file FOLDER/enough is there
@@ -91,7 +92,7 @@ def said(**message: object) -> None:
 
 
 def sums(comm: netfold.Communicator, seed: int, times: int, lengths: list[int]) -> dict[str, object]:
-    """So many int32 sums of each length, and one of float32."""
+    """So many int32 sums of each length, and one of float32; of the last one, also the other collectives."""
     digest, seconds = hashlib.sha256(), {}
     for length in lengths:
         draws = [np.random.default_rng([seed, rank, length]) for rank in range(comm.size)]
@@ -107,7 +108,7 @@ def sums(comm: netfold.Communicator, seed: int, times: int, lengths: list[int]) 
         right = np.sum(floats, axis=0, dtype=np.float64)
         check_data(whole, right, rank=comm.rank, operation=f"sum of float32[{length}]", tolerance=1e-5)
         digest.update(total.tobytes() + whole.tobytes())
-        rows(comm, draws, ints, exact)
+    rows(comm, draws, ints, exact)
     assert {record.path for record in comm.flight()} == {comm.rail}, comm.flight()
     return {"operations": (times + 1) * len(lengths), "seconds": seconds, "digest": digest.hexdigest()}
 
