@@ -147,8 +147,9 @@ def pair(guests: Guests, server_at: Host, client_at: Host, server: str, client: 
     machines = guests.machines[server_at.name], guests.machines[client_at.name]
     waiting = start(machines[0], server)
     try:
-        # the tool listens on a TCP port once it is ready
-        machines[0].execute(f"until grep -q :{TOOL_PORT:04X} /proc/net/tcp; do sleep 0.1; done", "waiting for the tool's server")
+        # the tool listens on a TCP port once it is ready: state 0A
+        listens = f"grep -Eqs ':{TOOL_PORT:04X} 0+:0000 0A' /proc/net/tcp /proc/net/tcp6"
+        machines[0].execute(f"until {listens}; do sleep 0.1; done", "waiting for the tool's server")
         asking = start(machines[1], f"{client} {server_at.address}")
         try:
             asked = finish(asking)
@@ -195,6 +196,10 @@ def _psn(frame: bytes) -> int:
     return int.from_bytes(frame[_BTH + 9:_BTH + 12], "big")
 
 
+def _follows(contribution: bytes, acknowledgement: bytes) -> bool:
+    return 0 < (_psn(contribution) - _psn(acknowledgement)) % 2**24 <= MOST_OUTSTANDING
+
+
 class Forger:
     """Sends a guest's NIC what its successor never said, on the link to its leaf."""
 
@@ -216,13 +221,13 @@ class Forger:
             frame = self._link.recv(65536)
             if frame[12:14] != b"\x08\x00" or frame[23] != socket.IPPROTO_UDP:
                 continue
-            is_acknowledgement = frame[_BTH] == roce.Opcode.ACKNOWLEDGE
-            if frame[30:34] == self._address and is_acknowledgement and frame[_AETH] < _NAKS:
-                acknowledgement = frame
-            elif frame[26:30] == self._address and not is_acknowledgement and acknowledgement:
-                if 0 < (_psn(frame) - _psn(acknowledgement)) % 2**24 <= MOST_OUTSTANDING:
-                    self._link.send(fatal_nak(acknowledgement))
-                    return
+            source, target = frame[26:30], frame[30:34]
+            if frame[_BTH] == roce.Opcode.ACKNOWLEDGE:
+                if target == self._address and frame[_AETH] < _NAKS:
+                    acknowledgement = frame
+            elif source == self._address and acknowledgement and _follows(frame, acknowledgement):
+                self._link.send(fatal_nak(acknowledgement))
+                return
         raise AssertionError(f"no acknowledgement within {TOOL_SECONDS:g} s")
 
     def _forget(self) -> None:

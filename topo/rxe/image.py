@@ -111,8 +111,8 @@ def dependencies(module: bytes) -> list[str]:
 
 
 def unsigned(module: bytes) -> bytes:
-    """A module without its signature, which takes an emulated kernel as long to check as the module to load.  The package
-    that has the module is checked by apt."""
+    """A module without its signature, which an emulated kernel checks for as long as it loads the module.  apt has
+    checked the package that has it."""
     if not module.endswith(SIGNED):
         return module
     info = len(module) - len(SIGNED)
