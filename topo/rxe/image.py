@@ -29,8 +29,8 @@ ROOT_TAG, PACKAGES_TAG, SHARE_TAG = "root", "packages", "share"
 PORT: Final = "netfold"
 """Name of the virtio-serial port on which the agent speaks."""
 SIGNED: Final = b"~Module signature appended~\n"
-"""The end of a signed module.  Before it are the signature, and twelve bytes of which the last four are its length (the
-kernel's include/linux/module_signature.h)."""
+"""The end of a signed module.  Before it are the signature, and twelve bytes of which the last four are its length
+(Linux's `struct module_signature`)."""
 _SIGNATURE_INFO: Final = 12
 _FOLDER, _FILE = 0o040755, 0o100755
 _SCRIPT: Final = """#!/bin/busybox sh
