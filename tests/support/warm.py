@@ -25,7 +25,8 @@ from support import warm_process
 from support.warm_process import KINDS
 
 IMPORTED: Final = {
-    ranks.FORKS.modules: (*forked_program.JOINING, "numpy", "netfold.topo.processes.rank_program"),
+    ranks.FORKS.modules: (*forked_program.JOINING, "netfold.host.api.several_rails", "netfold.host.innet.parallel",
+                          "numpy", "netfold.topo.processes.rank_program"),
     switches.FORKS.modules: switches.FORKS.modules,
 }
 """What processes import for each kind of fork servers, by what those are to import."""
