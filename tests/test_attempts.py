@@ -58,6 +58,10 @@ def test_wrong_sum_in_words() -> None:
     assert not first(), "3 sums are wrong"
 
 
+async def test_wrong_sum_of_a_coroutine() -> None:
+    assert not first(), "3 sums are wrong"
+
+
 def test_weights_that_differ() -> None:
     report = {"final_weights_equal": not first()}
     assert report["final_weights_equal"] is True
@@ -143,7 +147,7 @@ def test_what_failed_once_has_failed(tmp_path: Path) -> None:
     """Wrong data, a crash by signal, a plain assert, an unknown exception, a time that is up, a fixture: no second
     attempt, and the run fails."""
     ended, attempts = outcomes(FAILING, tmp_path)
-    assert len(ended) == 9
+    assert len(ended) == 10
     assert set(ended.values()) == {"failed"}, ended
     assert attempts == Counter(dict.fromkeys(ended, 1))
 

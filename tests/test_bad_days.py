@@ -27,7 +27,7 @@ def test_every_bad_day_has_a_test(day: str, test: str) -> None:
     assert found, f"{day}: expected FILE.py::test_NAME, got {test!r}"
     place = TESTS.parent if found[1].startswith("softswitch/") else TESTS
     tree = ast.parse((place / found[1]).read_text())
-    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     assert found[2] in names
     assert found[3] is None or found[3] in names
 

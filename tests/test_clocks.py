@@ -18,7 +18,6 @@ from netfold.controller.switch.election import Candidacy, Elections, Superseded
 from netfold.host.tracing.flight import Flight
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Done, Leave
-from support.controller import run
 from support.jobs import rig
 from test_architecture import modules
 
@@ -83,24 +82,20 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: real_ns() + step() * 10**9)
 
 
-def test_a_job_and_its_leases_outlive_steps_of_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_and_its_leases_outlive_steps_of_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that jumps by years at each look, ranks join, watch, keep their leases and leave."""
-
-    async def story() -> None:
-        async with rig(tmp_path, lease=1.0, probe=0.05) as r:
-            jumping(monkeypatch)
-            plans = await r.together(2)
-            for plan in plans:
-                await r.watch(plan)
-            await asyncio.sleep(1.2)  # longer than the lease, which those who watch keep
-            (job,) = r.controller.jobs.registry.active()
-            assert not job.lost
-            assert not job.left
-            await asyncio.gather(*(
-                r.call("Leave", Leave(plan.job, plan.rank, plan.epoch, "", plan.rank_secret), Done) for plan in plans))
-            assert not r.controller.jobs.registry.active()
-
-    run(story())
+    async with rig(tmp_path, lease=1.0, probe=0.05) as r:
+        jumping(monkeypatch)
+        plans = await r.together(2)
+        for plan in plans:
+            await r.watch(plan)
+        await asyncio.sleep(1.2)  # longer than the lease, which those who watch keep
+        (job,) = r.controller.jobs.registry.active()
+        assert not job.lost
+        assert not job.left
+        await asyncio.gather(*(
+            r.call("Leave", Leave(plan.job, plan.rank, plan.epoch, "", plan.rank_secret), Done) for plan in plans))
+        assert not r.controller.jobs.registry.active()
 
 
 def test_durations_in_records_are_those_of_a_steady_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

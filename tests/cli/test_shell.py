@@ -20,7 +20,6 @@ from netfold.controller.controller import Controller
 from netfold.controller.switch import tables
 from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import leafspine
-from support.controller import run
 from support.jobs import rig
 from support.processes import BOUND, Switches
 
@@ -35,23 +34,19 @@ def fake_python(folder: Path) -> Path:
     return program
 
 
-def test_it_is_started_on_the_switch_that_is_meant(tmp_path: Path) -> None:
+async def test_it_is_started_on_the_switch_that_is_meant(tmp_path: Path) -> None:
     """Address and device id by the fabric's file, or by the controller; an election id that no controller has."""
     fabric_file.save(leafspine(2, 2, 4), tmp_path / "lab.toml")
     env = os.environ | {PYTHON_VARIABLE: str(fake_python(tmp_path))}
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            wanted = {"lab.toml": "127.0.0.1:50053", f"--controller={r.fabric.jobs}": r.fabric.switch("spine1").grpc}
-            for where, address in wanted.items():
-                process = await asyncio.create_subprocess_exec(*NETFOLD, "shell", "spine1", where, env=env,
-                                                               stdout=subprocess.PIPE, cwd=tmp_path)
-                said, _ = await process.communicate()
-                number = process.pid  # it becomes the shell itself
-                assert said.decode() == (f"-m p4runtime_sh --grpc-addr {address} --device-id 3 "
-                                         f"--election-id 0,{number}\n")
-
-    run(story())
+    async with rig(tmp_path) as r:
+        wanted = {"lab.toml": "127.0.0.1:50053", f"--controller={r.fabric.jobs}": r.fabric.switch("spine1").grpc}
+        for where, address in wanted.items():
+            process = await asyncio.create_subprocess_exec(*NETFOLD, "shell", "spine1", where, env=env,
+                                                           stdout=subprocess.PIPE, cwd=tmp_path)
+            said, _ = await process.communicate()
+            number = process.pid  # it becomes the shell itself
+            assert said.decode() == (f"-m p4runtime_sh --grpc-addr {address} --device-id 3 "
+                                     f"--election-id 0,{number}\n")
 
 
 @pytest.mark.parametrize(("python", "why"), [
@@ -82,24 +77,20 @@ def test_a_switch_that_is_not_there_is_named_with_those_that_are(tmp_path: Path)
 
 
 @pytest.mark.needs("p4runtime-shell")
-def test_it_reads_beside_a_controller_and_takes_nothing_from_it(switches: Switches) -> None:
+async def test_it_reads_beside_a_controller_and_takes_nothing_from_it(switches: Switches) -> None:
     """The real one: it reads a table's entries, its write is refused, and the controller keeps the switch."""
     file = switches.folder / "lab.toml"
     fabric_file.save(switches.fabric, file)
     script = (f'found = list(table_entry["{tables.ROUTE}"].read())\n'
               'print("routes:", len(found))\nfound[0].delete()\nexit\n')
-
-    async def story() -> None:
-        async with asyncio.timeout(BOUND), Controller(switches.fabric, start_timeout=BOUND) as controller:
-            process = await asyncio.create_subprocess_exec(
-                *NETFOLD, "shell", "leaf1", str(file), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT)
-            said, _ = await process.communicate(script.encode())
-            print(said.decode())
-            assert b"you only have read access" in said
-            assert b"routes: 5\n" in said, "its hosts, addresses of none of them, up, to the CPU port"
-            assert b"PERMISSION_DENIED" in said
-            assert controller._targets["leaf1"].is_up
-            assert controller._targets["leaf1"].sessions == 1
-
-    asyncio.run(story())
+    async with asyncio.timeout(BOUND), Controller(switches.fabric, start_timeout=BOUND) as controller:
+        process = await asyncio.create_subprocess_exec(
+            *NETFOLD, "shell", "leaf1", str(file), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT)
+        said, _ = await process.communicate(script.encode())
+        print(said.decode())
+        assert b"you only have read access" in said
+        assert b"routes: 5\n" in said, "its hosts, addresses of none of them, up, to the CPU port"
+        assert b"PERMISSION_DENIED" in said
+        assert controller._targets["leaf1"].is_up
+        assert controller._targets["leaf1"].sessions == 1

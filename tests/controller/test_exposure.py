@@ -101,20 +101,16 @@ def test_p4runtime_in_the_clear_is_named(tmp_path: Path) -> None:
     assert lab(tmp_path, p4runtime_ca="ca").p4runtime_files("leaf1") == (None, None, None)
 
 
-def test_an_exposed_controller_does_not_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_exposed_controller_does_not_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Before any switch is touched; --insecure starts it, and its log says what that means."""
     fabric = lab(tmp_path, jobs=f"{EVERYWHERE}:{free_port()}")
-
-    async def story() -> None:
-        refused = controller(fabric)
-        with pytest.raises(FabricError, match=r"fabric\.jobs: other machines may reach(.|\n)*netfold up --insecure"):
-            await refused.start()
-        await refused.stop()
-        with caplog.at_level(logging.WARNING):
-            async with controller(fabric, insecure=True):
-                assert "insecure: fabric.jobs: other machines may reach" in caplog.text
-
-    run(story())
+    refused = controller(fabric)
+    with pytest.raises(FabricError, match=r"fabric\.jobs: other machines may reach(.|\n)*netfold up --insecure"):
+        await refused.start()
+    await refused.stop()
+    with caplog.at_level(logging.WARNING):
+        async with controller(fabric, insecure=True):
+            assert "insecure: fabric.jobs: other machines may reach" in caplog.text
 
 
 def test_an_exposed_standby_does_not_wait_for_its_day(tmp_path: Path) -> None:
@@ -143,28 +139,24 @@ def test_the_socket_of_a_fabric_without_token_is_not_for_others(mask: int, tmp_p
         os.umask(before)
 
 
-def test_the_page_speaks_https_where_others_reach_it(tmp_path: Path) -> None:
+async def test_the_page_speaks_https_where_others_reach_it(tmp_path: Path) -> None:
     """With the job service's certificate; a client that stops within the handshake holds up nobody."""
     authority = Authority(tmp_path)
     certificate, key = authority.issue("page")
     tls = Certificates("fabric.certificate", None, str(certificate), str(key))
+    web = Web(Sources(lab(tmp_path), lambda: None), Callers(lab(tmp_path)), tls=tls)  # type: ignore[arg-type, return-value]
+    url = web.start("127.0.0.1:0")
+    try:
+        assert url.startswith("https://127.0.0.1:")
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))):  # says nothing
+            context = ssl.create_default_context(cafile=str(authority.certificate))
+            def fetch() -> bytes:
+                with urllib.request.urlopen(url, timeout=BOUND, context=context) as answer:
+                    return bytes(answer.read())
 
-    async def story() -> None:
-        web = Web(Sources(lab(tmp_path), lambda: None), Callers(lab(tmp_path)), tls=tls)  # type: ignore[arg-type, return-value]
-        url = web.start("127.0.0.1:0")
-        try:
-            assert url.startswith("https://127.0.0.1:")
-            with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))):  # says nothing
-                context = ssl.create_default_context(cafile=str(authority.certificate))
-                def fetch() -> bytes:
-                    with urllib.request.urlopen(url, timeout=BOUND, context=context) as answer:
-                        return bytes(answer.read())
-
-                assert b"<html" in (await asyncio.to_thread(fetch))[:200].lower()
-        finally:
-            await web.stop()
-
-    run(story())
+            assert b"<html" in (await asyncio.to_thread(fetch))[:200].lower()
+    finally:
+        await web.stop()
 
 
 def test_files_of_p4runtime_that_are_not_there_are_named_at_the_start(tmp_path: Path) -> None:
@@ -176,7 +168,7 @@ def test_files_of_p4runtime_that_are_not_there_are_named_at_the_start(tmp_path: 
 
 
 @pytest.mark.parametrize("said", [b"", b"PRI * HTTP/2.0\r\n"])
-def test_a_connection_that_does_not_begin_is_ended(
+async def test_a_connection_that_does_not_begin_is_ended(
     said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that says nothing to the job service, or half of its first words, does not keep its descriptor."""
@@ -190,11 +182,8 @@ def test_a_connection_that_does_not_begin_is_ended(
             while silent.recv(4096):
                 pass
 
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            await asyncio.to_thread(wait_for_end, r.fabric.jobs.removeprefix("unix:"))
-
-    run(story())
+    async with rig(tmp_path) as r:
+        await asyncio.to_thread(wait_for_end, r.fabric.jobs.removeprefix("unix:"))
 
 
 def test_many_connections_of_one_user_keep_no_other_from_the_job_service(

@@ -96,23 +96,19 @@ def test_a_controller_that_answers_does_not_hang_though_greetings_are_late() -> 
     run(seen(("greeted", True, 1, "alive"), ("silent", True, 60, "alive"), ("silent", False, SILENCE + 1, "hung")))
 
 
-def test_a_standstill_of_the_standby_itself_is_no_sign_of_a_hang() -> None:
+async def test_a_standstill_of_the_standby_itself_is_no_sign_of_a_hang() -> None:
     """Answers that come before the first greeting afterwards, and greetings that are late, are waited for."""
-
-    async def story() -> None:
-        watched = Watched()
-        task = asyncio.create_task(watched.heart.run())
-        await watched.wait()
-        watched.greets, watched.answers = "silent", False
-        watched.now += 60
-        assert watched.heart.health == "alive"  # before any loop has turned
-        await watched.turn(0)
-        assert await watched.after(1) == "alive"
-        assert await watched.after(RECENT) == "hung"
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    run(story())
+    watched = Watched()
+    task = asyncio.create_task(watched.heart.run())
+    await watched.wait()
+    watched.greets, watched.answers = "silent", False
+    watched.now += 60
+    assert watched.heart.health == "alive"  # before any loop has turned
+    await watched.turn(0)
+    assert await watched.after(1) == "alive"
+    assert await watched.after(RECENT) == "hung"
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def test_a_controller_that_cannot_prove_itself_is_told_once(
@@ -139,20 +135,16 @@ def test_a_controller_that_cannot_prove_itself_is_told_once(
     assert max(limits) <= HELD / 4, "one lost question is no hang"
 
 
-def test_a_fault_of_the_standbys_own_tls_says_nothing_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_of_the_standbys_own_tls_says_nothing_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its address may take connections."""
 
     def faulty(address: str) -> grpc.aio.Channel:
         raise TlsError(address)
 
     monkeypatch.setattr(heartbeat.channel, "aio_channel", faulty)
-
-    async def story() -> None:
-        server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-        async with server:
-            assert await greeting(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") == "unreachable"
-
-    run(story())
+    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    async with server:
+        assert await greeting(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") == "unreachable"
 
 
 def test_an_address_that_refuses_has_nobody_and_one_that_is_cut_off_says_nothing() -> None:
@@ -185,22 +177,18 @@ def test_a_controller_that_starts_at_a_dead_ones_address_is_not_gone() -> None:
     assert healths == ["unknown", "alive"]
 
 
-def test_who_has_never_proven_itself_is_unknown() -> None:
+async def test_who_has_never_proven_itself_is_unknown() -> None:
     """A stranger that greets at the address, and one that nobody can reach from the start, do not hang."""
     watched = Watched()
     assert watched.heart.health == "unknown"
-
-    async def story() -> None:
-        stranger = Watched()
-        stranger.answers = False
-        task = asyncio.create_task(stranger.heart.run())
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert await stranger.after(500) == "unknown"
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    run(story())
+    stranger = Watched()
+    stranger.answers = False
+    task = asyncio.create_task(stranger.heart.run())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert await stranger.after(500) == "unknown"
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def test_only_the_fabric_key_answers_and_each_nonce_has_its_own() -> None:
@@ -209,33 +197,25 @@ def test_only_the_fabric_key_answers_and_each_nonce_has_its_own() -> None:
     assert len(answers) == 3
 
 
-def test_addresses_greet_refuse_or_are_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_addresses_greet_refuse_or_are_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gRPC server greets, a process that stands still leaves connections to the kernel, and nobody is refused."""
     monkeypatch.setattr(heartbeat, "GREETING", 0.3)
-
-    async def story() -> None:
-        server = grpc.aio.server()
-        server.add_insecure_port(f"unix:{tmp_path}/s.sock")
-        await server.start()
-        with socket.socket(socket.AF_UNIX) as still:
-            still.bind(f"{tmp_path}/still.sock")
-            still.listen()
-            assert await greeting(f"unix:{tmp_path}/still.sock") == "silent"
-        assert await greeting(f"unix:{tmp_path}/still.sock") == "refused"
-        assert await greeting(f"unix:{tmp_path}/s.sock") == "greeted"
-        await server.stop(None)
-
-    run(story())
+    server = grpc.aio.server()
+    server.add_insecure_port(f"unix:{tmp_path}/s.sock")
+    await server.start()
+    with socket.socket(socket.AF_UNIX) as still:
+        still.bind(f"{tmp_path}/still.sock")
+        still.listen()
+        assert await greeting(f"unix:{tmp_path}/still.sock") == "silent"
+    assert await greeting(f"unix:{tmp_path}/still.sock") == "refused"
+    assert await greeting(f"unix:{tmp_path}/s.sock") == "greeted"
+    await server.stop(None)
 
 
-def test_an_address_whose_queue_of_connections_is_full_is_silent(tmp_path: Path) -> None:
+async def test_an_address_whose_queue_of_connections_is_full_is_silent(tmp_path: Path) -> None:
     """A process that stands still takes none of them."""
-
-    async def story() -> None:
-        with socket.socket(socket.AF_UNIX) as still, socket.socket(socket.AF_UNIX) as first:
-            still.bind(f"{tmp_path}/still.sock")
-            still.listen(0)
-            first.connect(f"{tmp_path}/still.sock")
-            assert await reach.takes(f"unix:{tmp_path}/still.sock") == "silent"
-
-    run(story())
+    with socket.socket(socket.AF_UNIX) as still, socket.socket(socket.AF_UNIX) as first:
+        still.bind(f"{tmp_path}/still.sock")
+        still.listen(0)
+        first.connect(f"{tmp_path}/still.sock")
+        assert await reach.takes(f"unix:{tmp_path}/still.sock") == "silent"

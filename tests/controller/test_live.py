@@ -57,44 +57,40 @@ async def held(controller: Controller) -> dict[str, bool]:
     return found
 
 
-def test_switches_hold_what_the_controller_wants(switches: Switches) -> None:
+async def test_switches_hold_what_the_controller_wants(switches: Switches) -> None:
     """Pipeline, routes, losses and a job's entries read back equal; they go with the job, or after the
     grace of a second controller, which finds the pipeline in place, and a switch that died gets everything anew."""
     fabric = switches.fabric
     names = [switch.name for switch in fabric.switches]
+    async with asyncio.timeout(BOUND):
+        async with Controller(fabric, start_timeout=BOUND) as controller:
+            assert await held(controller) == dict.fromkeys(names, True)
+            plans = await together(fabric, 4)
+            assert [tree.name for tree in plans[0].trees] == ["spine1", "spine2"], plans[0].reason
+            assert await held(controller) == dict.fromkeys(names, True)
+            status = await client.status(fabric.jobs)
+            assert all(s.up and s.pushes == 1 and s.entries > 10 for s in status.switches)
 
-    async def story() -> None:
-        async with asyncio.timeout(BOUND):
-            async with Controller(fabric, start_timeout=BOUND) as controller:
-                assert await held(controller) == dict.fromkeys(names, True)
-                plans = await together(fabric, 4)
-                assert [tree.name for tree in plans[0].trees] == ["spine1", "spine2"], plans[0].reason
-                assert await held(controller) == dict.fromkeys(names, True)
-                status = await client.status(fabric.jobs)
-                assert all(s.up and s.pushes == 1 and s.entries > 10 for s in status.switches)
-
-            left = msgspec.structs.replace(fabric, grace=0.0)
-            async with Controller(left, start_timeout=BOUND) as controller:
-                await until_slowly(lambda: not any(target.found for target in controller._targets.values()))
-                assert [target.pushes for target in controller._targets.values()] == [0] * 4
-                assert await held(controller) == dict.fromkeys(names, True)
-                assert all(e.table != tables.CONNECTION for t in controller._targets.values()
-                           for e in t._desired.all.values() if hasattr(e, "table"))
-                plans = await together(fabric, 2)
-                target = controller._targets["leaf1"]
-                switches.kill("leaf1")
-                await until_slowly(lambda: not target.is_up)
-                switches.start("leaf1")
-                await target.wait_up(BOUND)
-                # the job's trees are planned anew meanwhile: what the leaf should hold moves while it is asked
-                while await held(controller) != dict.fromkeys(names, True):
-                    await asyncio.sleep(0.05)
-                for plan in plans:
-                    await leave(fabric, plan)
-                assert await held(controller) == dict.fromkeys(names, True)
-                assert set(controller._allocator.used().values()) == {0}
-
-    asyncio.run(story())
+        left = msgspec.structs.replace(fabric, grace=0.0)
+        async with Controller(left, start_timeout=BOUND) as controller:
+            await until_slowly(lambda: not any(target.found for target in controller._targets.values()))
+            assert [target.pushes for target in controller._targets.values()] == [0] * 4
+            assert await held(controller) == dict.fromkeys(names, True)
+            assert all(e.table != tables.CONNECTION for t in controller._targets.values()
+                       for e in t._desired.all.values() if hasattr(e, "table"))
+            plans = await together(fabric, 2)
+            target = controller._targets["leaf1"]
+            switches.kill("leaf1")
+            await until_slowly(lambda: not target.is_up)
+            switches.start("leaf1")
+            await target.wait_up(BOUND)
+            # the job's trees are planned anew meanwhile: what the leaf should hold moves while it is asked
+            while await held(controller) != dict.fromkeys(names, True):
+                await asyncio.sleep(0.05)
+            for plan in plans:
+                await leave(fabric, plan)
+            assert await held(controller) == dict.fromkeys(names, True)
+            assert set(controller._allocator.used().values()) == {0}
 
 
 def test_what_somebody_changed_by_hand_is_shown_and_repaired(switches: Switches) -> None:
@@ -135,97 +131,81 @@ def test_what_somebody_changed_by_hand_is_shown_and_repaired(switches: Switches)
     asyncio.run(story())
 
 
-def test_a_later_controller_takes_the_switches_over(switches: Switches) -> None:
+async def test_a_later_controller_takes_the_switches_over(switches: Switches) -> None:
     """The first one of the same fabric lets go of every switch, says who has it, and ends; what the second wants is
     what they hold."""
     first_fabric = switches.fabric
     second_fabric = msgspec.structs.replace(first_fabric, jobs=f"unix:{switches.folder}/second.sock")
-
-    async def story() -> None:
-        async with (
-            asyncio.timeout(BOUND),
-            Controller(first_fabric, start_timeout=BOUND) as first,
-            Controller(second_fabric, start_timeout=BOUND) as second,
-        ):
-            await until_slowly(lambda: all("to which this one yields" in t.problem for t in first._targets.values()))
-            numbers = "|".join(str(candidacy.number) for candidacy in second._candidacies.values())
-            with pytest.raises(Superseded, match=f"election id ({numbers})"):  # of the switch that it names
-                await first.run()
-            plans = await together(first_fabric, 2)
-            assert (plans[0].trees, "no link to h1 is up" in plans[0].reason) == ([], True)
-            plans = await together(second_fabric, 2)
-            assert plans[0].trees
-            assert await held(second) == {switch.name: True for switch in first_fabric.switches}
-
-    asyncio.run(story())
+    async with (
+        asyncio.timeout(BOUND),
+        Controller(first_fabric, start_timeout=BOUND) as first,
+        Controller(second_fabric, start_timeout=BOUND) as second,
+    ):
+        await until_slowly(lambda: all("to which this one yields" in t.problem for t in first._targets.values()))
+        numbers = "|".join(str(candidacy.number) for candidacy in second._candidacies.values())
+        with pytest.raises(Superseded, match=f"election id ({numbers})"):  # of the switch that it names
+            await first.run()
+        plans = await together(first_fabric, 2)
+        assert (plans[0].trees, "no link to h1 is up" in plans[0].reason) == ([], True)
+        plans = await together(second_fabric, 2)
+        assert plans[0].trees
+        assert await held(second) == {switch.name: True for switch in first_fabric.switches}
 
 
 @pytest.mark.parametrize("switches", ["softswitch"], indirect=True)
-def test_a_controller_starts_though_a_native_process_has_died(switches: Switches) -> None:
+async def test_a_controller_starts_though_a_native_process_has_died(switches: Switches) -> None:
     """It died while no controller was there: the next one pushes to that switch alone, and all hold what they must."""
     fabric = switches.fabric
-
-    async def story() -> None:
-        async with asyncio.timeout(BOUND):
-            async with Controller(fabric, start_timeout=BOUND):
-                pass
-            switches.kill_native("leaf1")
-            async with Controller(fabric, start_timeout=BOUND) as controller:
-                assert {name: target.pushes for name, target in controller._targets.items()} == {
-                    switch.name: int(switch.name == "leaf1") for switch in fabric.switches}
-                assert await held(controller) == {switch.name: True for switch in fabric.switches}
-
-    asyncio.run(story())
+    async with asyncio.timeout(BOUND):
+        async with Controller(fabric, start_timeout=BOUND):
+            pass
+        switches.kill_native("leaf1")
+        async with Controller(fabric, start_timeout=BOUND) as controller:
+            assert {name: target.pushes for name, target in controller._targets.items()} == {
+                switch.name: int(switch.name == "leaf1") for switch in fabric.switches}
+            assert await held(controller) == {switch.name: True for switch in fabric.switches}
 
 
-def test_a_switch_that_a_stranger_took_is_claimed_again(switches: Switches) -> None:
+async def test_a_switch_that_a_stranger_took_is_claimed_again(switches: Switches) -> None:
     """A client with a much higher election id becomes primary: the controller names it, takes the switch back while the
     client is still there, and pushes the program anew, whatever the client may have done."""
     fabric = switches.fabric
     switch = fabric.switch("leaf1")
-
-    async def story() -> None:
-        built = pipeline.of_fabric(fabric)
-        async with asyncio.timeout(BOUND), Controller(fabric, start_timeout=BOUND) as controller:
-            target = controller._targets["leaf1"]
-            sessions = target.sessions
-            number = controller._candidacies["leaf1"].number + (1 << 110)
-            async with await Session.open(switch.name, switch.grpc, device_id=switch.device_id, pipeline=built,
-                                          election_id=number, timeout=BOUND) as stranger:
-                await until_slowly(lambda: f"election id {number}" in target.problem)
-                ended = await stranger.ended()
-                assert f"election id {controller._candidacies['leaf1'].number}" in ended
-                await until_slowly(lambda: target.is_up)
-                assert target.sessions > sessions
-                assert target.pushes == 2
-                assert await held(controller) == {s.name: True for s in fabric.switches}
-
-    asyncio.run(story())
+    built = pipeline.of_fabric(fabric)
+    async with asyncio.timeout(BOUND), Controller(fabric, start_timeout=BOUND) as controller:
+        target = controller._targets["leaf1"]
+        sessions = target.sessions
+        number = controller._candidacies["leaf1"].number + (1 << 110)
+        async with await Session.open(switch.name, switch.grpc, device_id=switch.device_id, pipeline=built,
+                                      election_id=number, timeout=BOUND) as stranger:
+            await until_slowly(lambda: f"election id {number}" in target.problem)
+            ended = await stranger.ended()
+            assert f"election id {controller._candidacies['leaf1'].number}" in ended
+            await until_slowly(lambda: target.is_up)
+            assert target.sessions > sessions
+            assert target.pushes == 2
+            assert await held(controller) == {s.name: True for s in fabric.switches}
 
 
-def test_a_controllers_own_id_repeated_on_another_switch_is_a_strangers(switches: Switches) -> None:
+async def test_a_controllers_own_id_repeated_on_another_switch_is_a_strangers(switches: Switches) -> None:
     """A client outbids the controller on one leaf, by an id far in the future, learns what the controller answers, and
     is primary of a spine by that: the controller claims both again, and goes on."""
     fabric = switches.fabric
     leaf, spine = fabric.switch("leaf1"), fabric.switch("spine1")
+    built = pipeline.of_fabric(fabric)
+    async with asyncio.timeout(BOUND), Controller(fabric, start_timeout=BOUND) as controller:
+        def answered() -> int:
+            return controller._candidacies["leaf1"].number
 
-    async def story() -> None:
-        built = pipeline.of_fabric(fabric)
-        async with asyncio.timeout(BOUND), Controller(fabric, start_timeout=BOUND) as controller:
-            def answered() -> int:
-                return controller._candidacies["leaf1"].number
-
-            outbid = answered() + (1 << 110)
-            async with await Session.open(leaf.name, leaf.grpc, device_id=leaf.device_id, pipeline=built,
-                                          election_id=outbid, timeout=BOUND) as stranger:
-                await stranger.ended()
-            async with await Session.open(spine.name, spine.grpc, device_id=spine.device_id, pipeline=built,
-                                          election_id=answered(), timeout=BOUND) as stranger:
-                await stranger.ended()
-            await until_slowly(lambda: all(target.is_up for target in controller._targets.values()))
-            assert not controller._superseded.is_set()
-
-    asyncio.run(story())
+        outbid = answered() + (1 << 110)
+        async with await Session.open(leaf.name, leaf.grpc, device_id=leaf.device_id, pipeline=built,
+                                      election_id=outbid, timeout=BOUND) as stranger:
+            await stranger.ended()
+        async with await Session.open(spine.name, spine.grpc, device_id=spine.device_id, pipeline=built,
+                                      election_id=answered(), timeout=BOUND) as stranger:
+            await stranger.ended()
+        await until_slowly(lambda: all(target.is_up for target in controller._targets.values()))
+        assert not controller._superseded.is_set()
 
 
 async def until_slowly(condition: Callable[[], bool]) -> None:

@@ -18,7 +18,7 @@ from netfold.controller.switch.election import Elections
 from netfold.controller.switch.observer import Observer
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError, Switch
-from support.controller import BOUND, ScriptedServer, run, until
+from support.controller import BOUND, ScriptedServer, until
 
 KEY = b"k" * 32
 
@@ -93,195 +93,159 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE", 3600.0)
 
 
-def test_it_takes_over_when_most_switches_have_no_primary(tmp_path: Path) -> None:
+async def test_it_takes_over_when_most_switches_have_no_primary(tmp_path: Path) -> None:
     """The one that makes them more than half decides."""
-
-    async def story() -> None:
-        waiting, observers = standby(tmp_path)
-        gone = asyncio.create_task(waiting.wait())
-        await idle()
-        for observer in observers.values():
-            observer.sees(True)
-        await idle()
-        for name in ("leaf1", "leaf2"):
-            observers[name].sees(False)
-        await idle()
-        assert not gone.done()
-        observers["spine1"].sees(False)
-        assert await gone == {"leaf1", "leaf2", "spine1", "spine2"}
-
-    run(story())
+    waiting, observers = standby(tmp_path)
+    gone = asyncio.create_task(waiting.wait())
+    await idle()
+    for observer in observers.values():
+        observer.sees(True)
+    await idle()
+    for name in ("leaf1", "leaf2"):
+        observers[name].sees(False)
+    await idle()
+    assert not gone.done()
+    observers["spine1"].sees(False)
+    assert await gone == {"leaf1", "leaf2", "spine1", "spine2"}
 
 
-def test_what_is_seen_in_the_turn_in_which_the_wait_ends_counts(
+async def test_what_is_seen_in_the_turn_in_which_the_wait_ends_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The loop stood still while a new controller took all switches: the standby takes none."""
-
-    async def story() -> None:
-        waiting, observers = standby(tmp_path)
-        loop = asyncio.get_running_loop()
-        ahead, real = [0.0], loop.time
-        monkeypatch.setattr(loop, "time", lambda: real() + ahead[0])
-        monkeypatch.setattr(module, "SETTLE", BOUND / 4)
-        gone = asyncio.create_task(waiting.wait())
+    waiting, observers = standby(tmp_path)
+    loop = asyncio.get_running_loop()
+    ahead, real = [0.0], loop.time
+    monkeypatch.setattr(loop, "time", lambda: real() + ahead[0])
+    monkeypatch.setattr(module, "SETTLE", BOUND / 4)
+    gone = asyncio.create_task(waiting.wait())
+    await idle()
+    for seen in (True, False):
+        for observer in observers.values():
+            observer.sees(seen)
         await idle()
-        for seen in (True, False):
-            for observer in observers.values():
-                observer.sees(seen)
-            await idle()
 
-        def stand_still() -> None:
-            ahead[0] = BOUND / 2
-            for observer in observers.values():
-                loop.call_soon(observer.sees, True)
+    def stand_still() -> None:
+        ahead[0] = BOUND / 2
+        for observer in observers.values():
+            loop.call_soon(observer.sees, True)
 
-        loop.call_soon(stand_still)
-        await idle()
-        assert not gone.done()
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
-
-    run(story())
+    loop.call_soon(stand_still)
+    await idle()
+    assert not gone.done()
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
 
 
-def test_who_only_looks_is_no_primary(tmp_path: Path) -> None:
+async def test_who_only_looks_is_no_primary(tmp_path: Path) -> None:
     """It takes the switches over, and knows the last controller's election ids."""
-
-    async def story() -> None:
-        waiting, observers = standby(tmp_path)
-        gone = asyncio.create_task(waiting.wait())
-        await idle()
-        for observer in observers.values():
-            observer.sees(True)
-        await idle()
-        last = {name: observer.primary for name, observer in observers.items()}
-        for observer in observers.values():
-            observer.is_looked_at()
-        assert await gone == {"leaf1", "leaf2", "spine1", "spine2"}
-        assert {name: observer.last for name, observer in observers.items()} == last
-
-    run(story())
+    waiting, observers = standby(tmp_path)
+    gone = asyncio.create_task(waiting.wait())
+    await idle()
+    for observer in observers.values():
+        observer.sees(True)
+    await idle()
+    last = {name: observer.primary for name, observer in observers.items()}
+    for observer in observers.values():
+        observer.is_looked_at()
+    assert await gone == {"leaf1", "leaf2", "spine1", "spine2"}
+    assert {name: observer.last for name, observer in observers.items()} == last
 
 
-def test_strangers_keep_it_from_nothing(tmp_path: Path) -> None:
+async def test_strangers_keep_it_from_nothing(tmp_path: Path) -> None:
     """Neither one with the highest election id of all, without whose switch it starts, nor one that repeats the dead
     controller's id; while the controller is there, they are none of its business."""
-
-    async def story() -> None:
-        waiting, observers = standby(tmp_path)
-        gone = asyncio.create_task(waiting.wait())
-        await idle()
-        for observer in observers.values():
-            observer.sees(True)
-        observers["leaf1"].is_taken((1 << 128) - 1)
-        observers["leaf2"].is_taken(7)
-        await idle()
-        assert not gone.done()
-        observers["spine1"].sees(False)  # and an id of the dead controller is repeated on spine2
-        assert await gone == {"spine1", "spine2"}
-
-    run(story())
+    waiting, observers = standby(tmp_path)
+    gone = asyncio.create_task(waiting.wait())
+    await idle()
+    for observer in observers.values():
+        observer.sees(True)
+    observers["leaf1"].is_taken((1 << 128) - 1)
+    observers["leaf2"].is_taken(7)
+    await idle()
+    assert not gone.done()
+    observers["spine1"].sees(False)  # and an id of the dead controller is repeated on spine2
+    assert await gone == {"spine1", "spine2"}
 
 
 @pytest.mark.parametrize("health", ["hung", "gone"])
-def test_it_takes_over_from_a_controller_that_hangs(tmp_path: Path, health: Health) -> None:
+async def test_it_takes_over_from_a_controller_that_hangs(tmp_path: Path, health: Health) -> None:
     """Though all switches have it as their primary; one that can reach half of them only does not."""
-
-    async def story() -> None:
-        waiting, observers = standby(tmp_path)
-        task = asyncio.create_task(waiting.wait())
-        await idle()
-        for name in ("leaf1", "leaf2"):
-            observers[name].sees(True)
-        assert isinstance(waiting._heartbeat, Beats)
-        waiting._heartbeat.says(health)
-        await idle()
-        assert not task.done()
-        observers["spine1"].sees(True)
-        assert await task == {"leaf1", "leaf2", "spine1"}
-
-    run(story())
+    waiting, observers = standby(tmp_path)
+    task = asyncio.create_task(waiting.wait())
+    await idle()
+    for name in ("leaf1", "leaf2"):
+        observers[name].sees(True)
+    assert isinstance(waiting._heartbeat, Beats)
+    waiting._heartbeat.says(health)
+    await idle()
+    assert not task.done()
+    observers["spine1"].sees(True)
+    assert await task == {"leaf1", "leaf2", "spine1"}
 
 
-def test_a_controller_that_is_at_work_may_lose_all_switches_to_strangers(tmp_path: Path) -> None:
+async def test_a_controller_that_is_at_work_may_lose_all_switches_to_strangers(tmp_path: Path) -> None:
     """It claims them again itself; where it has lost most of them to nobody, it is cut off."""
-
-    async def story() -> None:
-        waiting, observers = standby(tmp_path)
-        task = asyncio.create_task(waiting.wait())
-        await idle()
-        assert isinstance(waiting._heartbeat, Beats)
-        waiting._heartbeat.says("alive")
-        for observer in observers.values():
-            observer.is_taken(1 << 127)
-        await idle()
-        assert not task.done()
-        for name in ("leaf1", "leaf2", "spine1"):
-            observers[name].sees(False)
-        assert await task == {"leaf1", "leaf2", "spine1"}
-
-    run(story())
+    waiting, observers = standby(tmp_path)
+    task = asyncio.create_task(waiting.wait())
+    await idle()
+    assert isinstance(waiting._heartbeat, Beats)
+    waiting._heartbeat.says("alive")
+    for observer in observers.values():
+        observer.is_taken(1 << 127)
+    await idle()
+    assert not task.done()
+    for name in ("leaf1", "leaf2", "spine1"):
+        observers[name].sees(False)
+    assert await task == {"leaf1", "leaf2", "spine1"}
 
 
-def test_a_switch_that_is_down_does_not_keep_it_from_that(tmp_path: Path) -> None:
+async def test_a_switch_that_is_down_does_not_keep_it_from_that(tmp_path: Path) -> None:
     """It is not among those that the new controller needs to start."""
-
-    async def story() -> None:
-        waiting, observers = standby(tmp_path)
-        gone = asyncio.create_task(waiting.wait())
-        await idle()
-        for observer in observers.values():
-            observer.sees(True)
-        await idle()
-        observers["spine1"].sees(None)
-        await idle()
-        for name in ("leaf1", "leaf2", "spine2"):
-            observers[name].sees(False)
-        assert await gone == {"leaf1", "leaf2", "spine2"}
-
-    run(story())
+    waiting, observers = standby(tmp_path)
+    gone = asyncio.create_task(waiting.wait())
+    await idle()
+    for observer in observers.values():
+        observer.sees(True)
+    await idle()
+    observers["spine1"].sees(None)
+    await idle()
+    for name in ("leaf1", "leaf2", "spine2"):
+        observers[name].sees(False)
+    assert await gone == {"leaf1", "leaf2", "spine2"}
 
 
-def test_a_standby_that_is_cut_off_takes_nothing(tmp_path: Path) -> None:
+async def test_a_standby_that_is_cut_off_takes_nothing(tmp_path: Path) -> None:
     """It reaches half of the switches, or none: the first controller may well be there."""
-
-    async def story() -> None:
-        waiting, observers = standby(tmp_path)
-        gone = asyncio.create_task(waiting.wait())
-        await idle()
-        for observer in observers.values():
-            observer.sees(True)
-        await idle()
-        for name in ("leaf1", "leaf2"):
-            observers[name].sees(None)
-        for name in ("spine1", "spine2"):
-            observers[name].sees(False)
-        await idle()
-        assert not gone.done()
-        for observer in observers.values():
-            observer.sees(None)
-        await idle()
-        assert not gone.done()
-        gone.cancel()
-
-    run(story())
+    waiting, observers = standby(tmp_path)
+    gone = asyncio.create_task(waiting.wait())
+    await idle()
+    for observer in observers.values():
+        observer.sees(True)
+    await idle()
+    for name in ("leaf1", "leaf2"):
+        observers[name].sees(None)
+    for name in ("spine1", "spine2"):
+        observers[name].sees(False)
+    await idle()
+    assert not gone.done()
+    for observer in observers.values():
+        observer.sees(None)
+    await idle()
+    assert not gone.done()
+    gone.cancel()
 
 
-def test_a_first_controller_that_is_still_starting_is_waited_for(tmp_path: Path) -> None:
+async def test_a_first_controller_that_is_still_starting_is_waited_for(tmp_path: Path) -> None:
     """No switch has had a primary yet: nobody has died."""
-
-    async def story() -> None:
-        waiting, observers = standby(tmp_path)
-        gone = asyncio.create_task(waiting.wait())
-        await idle()
-        for observer in observers.values():
-            observer.sees(False)
-        await idle()
-        assert not gone.done()
-        gone.cancel()
-
-    run(story())
+    waiting, observers = standby(tmp_path)
+    gone = asyncio.create_task(waiting.wait())
+    await idle()
+    for observer in observers.values():
+        observer.sees(False)
+    await idle()
+    assert not gone.done()
+    gone.cancel()
 
 
 def test_it_serves_at_its_own_address_and_knows_the_first_ones(tmp_path: Path) -> None:
@@ -298,27 +262,23 @@ def test_it_serves_at_its_own_address_and_knows_the_first_ones(tmp_path: Path) -
     (rpc_code.NOT_FOUND, 0),  # softswitch: nobody is
     (rpc_code.OK, 0),  # BMv2: then this one is
 ])
-def test_a_switch_says_at_once_what_has_become_of_its_primary(tmp_path: Path, code: int, seen: int) -> None:
+async def test_a_switch_says_at_once_what_has_become_of_its_primary(tmp_path: Path, code: int, seen: int) -> None:
     """By an arbitration update on the stream; when the switch goes, nothing is known."""
-
-    async def story() -> None:
-        server = ScriptedServer()
-        server.primary = 2**64 - 1
-        running = await server.serve(f"unix:{tmp_path}/s.sock")
-        changed = asyncio.Event()
-        observer = Observer("leaf1", f"unix:{tmp_path}/s.sock", 1, None, lambda: 1, changed.set)
-        task = asyncio.create_task(observer.run())
-        await until(lambda: observer.primary == 2**64 - 1)
-        update = p4r.StreamMessageResponse()
-        update.arbitration.status.code = code
-        update.arbitration.election_id.high, update.arbitration.election_id.low = 1, 5
-        await server.to_send.put(update)
-        await until(lambda: observer.primary == seen)
-        assert changed.is_set()
-        await running.stop(None)
-        await until(lambda: observer.primary is None)
-        assert observer.last == (seen or 2**64 - 1)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    run(story())
+    server = ScriptedServer()
+    server.primary = 2**64 - 1
+    running = await server.serve(f"unix:{tmp_path}/s.sock")
+    changed = asyncio.Event()
+    observer = Observer("leaf1", f"unix:{tmp_path}/s.sock", 1, None, lambda: 1, changed.set)
+    task = asyncio.create_task(observer.run())
+    await until(lambda: observer.primary == 2**64 - 1)
+    update = p4r.StreamMessageResponse()
+    update.arbitration.status.code = code
+    update.arbitration.election_id.high, update.arbitration.election_id.low = 1, 5
+    await server.to_send.put(update)
+    await until(lambda: observer.primary == seen)
+    assert changed.is_set()
+    await running.stop(None)
+    await until(lambda: observer.primary is None)
+    assert observer.last == (seen or 2**64 - 1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

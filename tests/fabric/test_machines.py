@@ -23,7 +23,7 @@ from netfold.fabric.trees import NoTree
 from netfold.host.client.plans import check_plan
 from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan, RankStream
-from support.controller import run, until
+from support.controller import until
 from support.jobs import Rig, rig
 from support.recovery import lose, resume
 from support.slots import fold
@@ -112,79 +112,67 @@ def joined(r: Rig, hosts: list[int]) -> asyncio.Future[list[Plan]]:
     return asyncio.gather(*(r.call("Join", join) for join in joins))
 
 
-def test_ranks_of_one_address_get_trees_of_their_own(tmp_path: Path) -> None:
+async def test_ranks_of_one_address_get_trees_of_their_own(tmp_path: Path) -> None:
     """Each place of the machines is a ring of its own over the same switches; no two ranks share a number."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await joined(r, [0, 0, 1, 1, 2, 2])
-            assert {tuple(map(tuple, plan.machines)) for plan in plans} == {((0, 1), (2, 3), (4, 5))}
-            for rank, plan in enumerate(plans):
-                after = plans[(rank + 2) % 6]
-                assert [tree.name for tree in plan.trees] == ["spine1", "spine2"]
-                for mine, theirs in zip(plan.trees, after.trees, strict=True):
-                    assert (mine.data.peer_qp, mine.agreement.peer_qp) == (theirs.data.qp, theirs.agreement.qp)
-                    assert mine.data.peer == r.fabric.hosts[(rank // 2 + 1) % 3].address
-                    assert mine.data.slots == 256
-            streams: list[RankStream] = [
-                s for plan in plans for tree in plan.trees for s in (tree.data, tree.agreement)
-            ]
-            assert len({stream.qp for stream in streams}) == len(streams)
-            for plan in plans:
-                await r.leave(plan)
-            assert r.base_only()
-            assert set(r.controller._allocator.used().values()) == {0}
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await joined(r, [0, 0, 1, 1, 2, 2])
+        assert {tuple(map(tuple, plan.machines)) for plan in plans} == {((0, 1), (2, 3), (4, 5))}
+        for rank, plan in enumerate(plans):
+            after = plans[(rank + 2) % 6]
+            assert [tree.name for tree in plan.trees] == ["spine1", "spine2"]
+            for mine, theirs in zip(plan.trees, after.trees, strict=True):
+                assert (mine.data.peer_qp, mine.agreement.peer_qp) == (theirs.data.qp, theirs.agreement.qp)
+                assert mine.data.peer == r.fabric.hosts[(rank // 2 + 1) % 3].address
+                assert mine.data.slots == 256
+        streams: list[RankStream] = [
+            s for plan in plans for tree in plan.trees for s in (tree.data, tree.agreement)
+        ]
+        assert len({stream.qp for stream in streams}) == len(streams)
+        for plan in plans:
+            await r.leave(plan)
+        assert r.base_only()
+        assert set(r.controller._allocator.used().values()) == {0}
 
 
-def test_ranks_beyond_the_least_number_of_a_machine_get_no_trees_and_take_part_in_rounds(tmp_path: Path) -> None:
+async def test_ranks_beyond_the_least_number_of_a_machine_get_no_trees_and_take_part_in_rounds(tmp_path: Path) -> None:
     """Where h1 has three ranks, h2 one and h3 two, the first of each folds; the others' plans say that they fold inside
     their machine, and trees are planned anew once all have stopped, these too."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await joined(r, [0, 1, 0, 2, 0, 2])
-            assert [bool(plan.trees) for plan in plans] == [True, True, False, True, False, False]
-            assert [plan.inside for plan in plans] == [False, False, True, False, True, True]
-            peers = [Peer(peer.rank, peer.address, f"{peer.address}:{7000 + peer.rank}") for peer in plans[0].peers]
-            for plan in plans:
-                check_plan(structs.replace(plan, peers=peers))
-            watcher = await r.watch(plans[2])
-            lose(r, "spine1")
-            await watcher.next()
-            stopped = [asyncio.create_task(r.call("Resume", resume(plan))) for plan in plans if not plan.inside]
-            (job,) = r.controller.jobs.all()
-            await until(lambda: job.round is not None and len(job.round.resumes) == 3)
-            assert not any(task.done() for task in stopped)
-            after = await asyncio.gather(*stopped, *(r.call("Resume", resume(plan)) for plan in plans if plan.inside))
-            assert [plan.inside for plan in after] == [False] * 3 + [True] * 3
-            assert all(plan.round == 1 and not plan.stand_in for plan in after)
-            for plan in after:
-                await r.leave(plan)
-            await until(lambda: set(r.controller._allocator.used().values()) == {0})
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await joined(r, [0, 1, 0, 2, 0, 2])
+        assert [bool(plan.trees) for plan in plans] == [True, True, False, True, False, False]
+        assert [plan.inside for plan in plans] == [False, False, True, False, True, True]
+        peers = [Peer(peer.rank, peer.address, f"{peer.address}:{7000 + peer.rank}") for peer in plans[0].peers]
+        for plan in plans:
+            check_plan(structs.replace(plan, peers=peers))
+        watcher = await r.watch(plans[2])
+        lose(r, "spine1")
+        await watcher.next()
+        stopped = [asyncio.create_task(r.call("Resume", resume(plan))) for plan in plans if not plan.inside]
+        (job,) = r.controller.jobs.all()
+        await until(lambda: job.round is not None and len(job.round.resumes) == 3)
+        assert not any(task.done() for task in stopped)
+        after = await asyncio.gather(*stopped, *(r.call("Resume", resume(plan)) for plan in plans if plan.inside))
+        assert [plan.inside for plan in after] == [False] * 3 + [True] * 3
+        assert all(plan.round == 1 and not plan.stand_in for plan in after)
+        for plan in after:
+            await r.leave(plan)
+        await until(lambda: set(r.controller._allocator.used().values()) == {0})
 
 
-def test_ranks_inside_a_machine_hear_that_their_job_went_over_to_tcp(
+async def test_ranks_inside_a_machine_hear_that_their_job_went_over_to_tcp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their plans name who stands in, and the last operation that folds, as those of the ranks that fold do."""
     monkeypatch.setattr(recovery, "FALLBACK_WAIT", 0.01)
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await joined(r, [0, 2, 0])
-            watcher = await r.watch(plans[0])
-            for switch in r.switches.values():
-                switch.refuse = lambda update: update.verb == "insert"
-            lose(r, "spine1")
-            await watcher.next()
-            after = await asyncio.gather(*(
-                r.call("Resume", resume(plan, begun=plan.rank, stand_in=f"10.0.0.1:{7000 + plan.rank}"))
-                for plan in plans
-            ))
-            assert {(plan.stand_in, plan.folds_until) for plan in after} == {("10.0.0.1:7000", 2)}
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await joined(r, [0, 2, 0])
+        watcher = await r.watch(plans[0])
+        for switch in r.switches.values():
+            switch.refuse = lambda update: update.verb == "insert"
+        lose(r, "spine1")
+        await watcher.next()
+        after = await asyncio.gather(*(
+            r.call("Resume", resume(plan, begun=plan.rank, stand_in=f"10.0.0.1:{7000 + plan.rank}"))
+            for plan in plans
+        ))
+        assert {(plan.stand_in, plan.folds_until) for plan in after} == {("10.0.0.1:7000", 2)}

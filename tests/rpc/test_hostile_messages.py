@@ -22,7 +22,7 @@ from netfold.rpc import rpc
 from netfold.wire.jobs import Leave, RankReport, Resume, Watch
 from netfold.wire.operator import SetDrain
 from netfold.wire.paths import Follow
-from support.controller import BOUND, run
+from support.controller import BOUND
 from support.jobs import rig
 from switch_support import fuzz
 
@@ -88,56 +88,44 @@ async def outcome(channel: grpc.aio.Channel, method: str, data: bytes, *, stream
     return grpc.StatusCode.OK
 
 
-def test_no_request_is_a_failure_of_the_controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_request_is_a_failure_of_the_controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some two thousand requests: each is answered or refused, none is INTERNAL; the status is served after them."""
     methods = recorded(monkeypatch)
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            assert len(methods) > 15
-            sent = 0
-            for method, (kind, stream) in methods.items():
-                for data in [*BROKEN.values(), *mutations(kind)]:
-                    code = await outcome(r.channel, method, data, stream=stream)
-                    assert code in REFUSED | {grpc.StatusCode.OK}, f"{method}: {code} for {data[:200]!r}"
-                    sent += 1
-            assert sent > 1000
-            assert (await client.status(r.fabric.jobs)).fabric == r.fabric.name
-
-    run(story())
+    async with rig(tmp_path) as r:
+        assert len(methods) > 15
+        sent = 0
+        for method, (kind, stream) in methods.items():
+            for data in [*BROKEN.values(), *mutations(kind)]:
+                code = await outcome(r.channel, method, data, stream=stream)
+                assert code in REFUSED | {grpc.StatusCode.OK}, f"{method}: {code} for {data[:200]!r}"
+                sent += 1
+        assert sent > 1000
+        assert (await client.status(r.fabric.jobs)).fabric == r.fabric.name
 
 
 @pytest.mark.fuzz
-def test_spoiled_requests_are_answered_or_refused(
+async def test_spoiled_requests_are_answered_or_refused(
     fuzzing: fuzz.Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests of every method with bytes turned, removed and repeated: none is INTERNAL, and the status is served."""
     methods = recorded(monkeypatch)
-
-    async def story() -> None:
-        async with rig(tmp_path) as r, asyncio.timeout(fuzzing.seconds + BOUND):
-            requests = {method: list(mutations(kind)) for method, (kind, _) in methods.items()}
-            for draw in fuzzing.inputs(400):
-                method = draw.choice(sorted(requests))
-                data = fuzz.spoil(draw, draw.choice(requests[method] or [b"{}"]))
-                code = await outcome(r.channel, method, data, stream=methods[method][1])
-                assert code in REFUSED | {grpc.StatusCode.OK}, f"input {fuzzing.tried}: {method}: {code} for {data!r}"
-            assert (await client.status(r.fabric.jobs)).fabric == r.fabric.name
-
-    asyncio.run(story())
+    async with rig(tmp_path) as r, asyncio.timeout(fuzzing.seconds + BOUND):
+        requests = {method: list(mutations(kind)) for method, (kind, _) in methods.items()}
+        for draw in fuzzing.inputs(400):
+            method = draw.choice(sorted(requests))
+            data = fuzz.spoil(draw, draw.choice(requests[method] or [b"{}"]))
+            code = await outcome(r.channel, method, data, stream=methods[method][1])
+            assert code in REFUSED | {grpc.StatusCode.OK}, f"input {fuzzing.tried}: {method}: {code} for {data!r}"
+        assert (await client.status(r.fabric.jobs)).fabric == r.fabric.name
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_no_message_is_an_invalid_argument(name: str, tmp_path: Path) -> None:
+async def test_what_is_no_message_is_an_invalid_argument(name: str, tmp_path: Path) -> None:
     """Not an error of the controller, and not a message of gRPC's own."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            code, words = await r.refusal(BROKEN[name], "Leave")
-            assert code is grpc.StatusCode.INVALID_ARGUMENT
-            assert "netfold.Jobs/Leave" in words
-
-    run(story())
+    async with rig(tmp_path) as r:
+        code, words = await r.refusal(BROKEN[name], "Leave")
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "netfold.Jobs/Leave" in words
 
 
 @pytest.mark.parametrize(("kind", "changes"), [
@@ -157,23 +145,19 @@ def test_every_field_has_bounds(kind: type[Any], changes: dict[str, Any]) -> Non
         msgspec.json.decode(json.dumps({**needed, **changes}).encode(), type=kind)
 
 
-def test_a_controller_that_answers_nonsense_is_named(tmp_path: Path) -> None:
+async def test_a_controller_that_answers_nonsense_is_named(tmp_path: Path) -> None:
     """A client of ours says that the other side speaks another version, whatever bytes came."""
+    address = f"unix:{tmp_path}/s"
+    for answer in BROKEN.values():
+        async def say(_: bytes, __: Any, answer: bytes = answer) -> bytes:
+            return answer
 
-    async def story() -> None:
-        address = f"unix:{tmp_path}/s"
-        for answer in BROKEN.values():
-            async def say(_: bytes, __: Any, answer: bytes = answer) -> bytes:
-                return answer
-
-            server = grpc.aio.server()
-            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(
-                "netfold.Operator", {"Status": grpc.unary_unary_rpc_method_handler(say)}),))
-            server.add_insecure_port(address)
-            await server.start()
-            with pytest.raises(rpc.Unreachable, match="speaks another version"):
-                await client.status(address)
-            await server.stop(None)
-            await asyncio.sleep(0)
-
-    run(story())
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(
+            "netfold.Operator", {"Status": grpc.unary_unary_rpc_method_handler(say)}),))
+        server.add_insecure_port(address)
+        await server.start()
+        with pytest.raises(rpc.Unreachable, match="speaks another version"):
+            await client.status(address)
+        await server.stop(None)
+        await asyncio.sleep(0)

@@ -8,7 +8,6 @@ import asyncio
 import pytest
 
 from netfold.rpc.limits import RateLimit, Shared
-from support.controller import run
 
 
 def test_a_caller_has_a_burst_and_then_its_rate() -> None:
@@ -25,54 +24,46 @@ def test_a_caller_has_a_burst_and_then_its_rate() -> None:
     assert [limit.wait() == 0 for _ in range(4)] == [True, True, True, False]
 
 
-def test_who_asks_while_an_answer_is_made_gets_the_next_one() -> None:
+async def test_who_asks_while_an_answer_is_made_gets_the_next_one() -> None:
     """A hundred requests cost two answers; none is older than its question."""
+    gates = [asyncio.Event() for _ in range(3)]
+    begun: list[int] = []
 
-    async def story() -> None:
-        gates = [asyncio.Event() for _ in range(3)]
-        begun: list[int] = []
+    async def make() -> int:
+        number = len(begun)
+        begun.append(number)
+        await gates[number].wait()
+        return number
 
-        async def make() -> int:
-            number = len(begun)
-            begun.append(number)
-            await gates[number].wait()
-            return number
-
-        shared = Shared(make)
-        first = asyncio.create_task(shared())
-        while not begun:
-            await asyncio.sleep(0)
-        later = [asyncio.create_task(shared()) for _ in range(100)]
-        for gate in gates:
-            gate.set()
-        assert await first == 0
-        assert set(await asyncio.gather(*later)) == {1}
-        assert begun == [0, 1]
-        assert await shared() == 2
-
-    run(story())
-
-
-def test_an_answer_that_fails_fails_for_those_who_wait_for_it_alone() -> None:
-    """The next one is made anew; who gives up waiting takes nothing from the others."""
-
-    async def story() -> None:
-        outcomes = iter([RuntimeError("broken"), "fine", "still fine"])
-
-        async def make() -> str:
-            outcome = next(outcomes)
-            await asyncio.sleep(0)
-            if isinstance(outcome, Exception):
-                raise outcome
-            return outcome
-
-        shared = Shared(make)
-        with pytest.raises(RuntimeError, match="broken"):
-            await shared()
-        impatient, patient = asyncio.create_task(shared()), asyncio.create_task(shared())
+    shared = Shared(make)
+    first = asyncio.create_task(shared())
+    while not begun:
         await asyncio.sleep(0)
-        impatient.cancel()
-        assert await patient == "fine"
-        assert await shared() == "still fine"
+    later = [asyncio.create_task(shared()) for _ in range(100)]
+    for gate in gates:
+        gate.set()
+    assert await first == 0
+    assert set(await asyncio.gather(*later)) == {1}
+    assert begun == [0, 1]
+    assert await shared() == 2
 
-    run(story())
+
+async def test_an_answer_that_fails_fails_for_those_who_wait_for_it_alone() -> None:
+    """The next one is made anew; who gives up waiting takes nothing from the others."""
+    outcomes = iter([RuntimeError("broken"), "fine", "still fine"])
+
+    async def make() -> str:
+        outcome = next(outcomes)
+        await asyncio.sleep(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    shared = Shared(make)
+    with pytest.raises(RuntimeError, match="broken"):
+        await shared()
+    impatient, patient = asyncio.create_task(shared()), asyncio.create_task(shared())
+    await asyncio.sleep(0)
+    impatient.cancel()
+    assert await patient == "fine"
+    assert await shared() == "still fine"

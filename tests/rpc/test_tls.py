@@ -46,48 +46,42 @@ def controller(fabric: Fabric) -> Controller:
                       start_timeout=BOUND)
 
 
-def test_who_trusts_the_certificate_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_trusts_the_certificate_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NETFOLD_CA makes ranks and operators speak TLS; without it, or with another one, nobody is served and the error
     says what to set."""
     fabric = tls_fabric(tmp_path)
     other, _ = certificate(tmp_path, "other")
-
-    async def story() -> None:
-        async with controller(fabric):
-            monkeypatch.setenv(tls.CA_VARIABLE, str(tmp_path / "controller-authority.pem"))
-            assert (await client.status(fabric.jobs)).fabric == fabric.name
-            async with tls.aio_channel(fabric.jobs) as channel:
-                join = channel.unary_unary(f"/{SERVICE}/Join", msgspec.json.encode, msgspec.json.Decoder(Plan).decode)
-                assert (await join(Join("j", 1, 0, fabric.hosts[0].address, "10.0.0.1:1", 0), timeout=BOUND)).epoch
-            monkeypatch.setenv(tls.CA_VARIABLE, str(other))
-            with pytest.raises(Unreachable, match=r"NETFOLD_CA is .*other\.pem"):
-                await client.status(fabric.jobs, timeout=2)
-            monkeypatch.setenv(tls.CA_VARIABLE, str(tmp_path / "nowhere.pem"))
-            with pytest.raises(Unreachable, match=r"NETFOLD_CA=.*nowhere\.pem: No such file"):
-                await client.status(fabric.jobs)
-            monkeypatch.delenv(tls.CA_VARIABLE)
-            with pytest.raises(Unreachable, match="set NETFOLD_CA"):
-                await client.status(fabric.jobs, timeout=2)
-
-    run(story())
+    async with controller(fabric):
+        monkeypatch.setenv(tls.CA_VARIABLE, str(tmp_path / "controller-authority.pem"))
+        assert (await client.status(fabric.jobs)).fabric == fabric.name
+        async with tls.aio_channel(fabric.jobs) as channel:
+            join = channel.unary_unary(f"/{SERVICE}/Join", msgspec.json.encode, msgspec.json.Decoder(Plan).decode)
+            assert (await join(Join("j", 1, 0, fabric.hosts[0].address, "10.0.0.1:1", 0), timeout=BOUND)).epoch
+        monkeypatch.setenv(tls.CA_VARIABLE, str(other))
+        with pytest.raises(Unreachable, match=r"NETFOLD_CA is .*other\.pem"):
+            await client.status(fabric.jobs, timeout=2)
+        monkeypatch.setenv(tls.CA_VARIABLE, str(tmp_path / "nowhere.pem"))
+        with pytest.raises(Unreachable, match=r"NETFOLD_CA=.*nowhere\.pem: No such file"):
+            await client.status(fabric.jobs)
+        monkeypatch.delenv(tls.CA_VARIABLE)
+        with pytest.raises(Unreachable, match="set NETFOLD_CA"):
+            await client.status(fabric.jobs, timeout=2)
 
 
-def test_a_key_of_another_certificate_is_an_error_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_key_of_another_certificate_is_an_error_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The controller says so instead of serving nobody."""
     fabric = tls_fabric(tmp_path)
     _, key = certificate(tmp_path, "other")
     monkeypatch.delenv(tls.CA_VARIABLE, raising=False)
-
-    async def story() -> None:
-        broken = controller(msgspec.structs.replace(fabric, key=str(key)))
-        with pytest.raises(FabricError, match=r"fabric\.key.*expected a certificate and its own private key"):
-            await broken.start()
-        await broken.stop()
-
-    run(story())
+    broken = controller(msgspec.structs.replace(fabric, key=str(key)))
+    with pytest.raises(FabricError, match=r"fabric\.key.*expected a certificate and its own private key"):
+        await broken.start()
+    await broken.stop()
 
 
-def test_certificates_of_clients_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_certificates_of_clients_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With client_ca only who shows a certificate that it signs is served; the others are told what to set."""
     authority, other = Authority(tmp_path), Authority(tmp_path, "other")
     fabric = msgspec.structs.replace(tls_fabric(tmp_path), client_ca=str(authority.certificate))
@@ -97,45 +91,40 @@ def test_certificates_of_clients_are_asked_for(tmp_path: Path, monkeypatch: pyte
         for name, file in zip((tls.CERTIFICATE_VARIABLE, tls.KEY_VARIABLE), pair or ("", ""), strict=True):
             monkeypatch.setenv(name, str(file))
 
-    async def story() -> None:
-        monkeypatch.setenv(tls.CA_VARIABLE, str(tmp_path / "controller-authority.pem"))
-        async with controller(fabric):
-            show(ours)
-            assert (await client.status(fabric.jobs)).fabric == fabric.name
-            show(strange)
-            with pytest.raises(Unreachable, match=r"does it trust .*stranger\.pem"):
-                await client.status(fabric.jobs, timeout=2)
-            show(None)
-            with pytest.raises(Unreachable, match=r"does it want a certificate of ours \(NETFOLD_CERT\)"):
-                await client.status(fabric.jobs, timeout=2)
-            monkeypatch.setenv(tls.CERTIFICATE_VARIABLE, str(ours[0]))
-            with pytest.raises(Unreachable, match="expected NETFOLD_CERT and NETFOLD_KEY together"):
-                await client.status(fabric.jobs)
-            show(ours)
-            ours[1].chmod(0o644)
-            with pytest.raises(Unreachable, match="everybody may read the private key"):
-                await client.status(fabric.jobs)
-
-    run(story())
+    monkeypatch.setenv(tls.CA_VARIABLE, str(tmp_path / "controller-authority.pem"))
+    async with controller(fabric):
+        show(ours)
+        assert (await client.status(fabric.jobs)).fabric == fabric.name
+        show(strange)
+        with pytest.raises(Unreachable, match=r"does it trust .*stranger\.pem"):
+            await client.status(fabric.jobs, timeout=2)
+        show(None)
+        with pytest.raises(Unreachable, match=r"does it want a certificate of ours \(NETFOLD_CERT\)"):
+            await client.status(fabric.jobs, timeout=2)
+        monkeypatch.setenv(tls.CERTIFICATE_VARIABLE, str(ours[0]))
+        with pytest.raises(Unreachable, match="expected NETFOLD_CERT and NETFOLD_KEY together"):
+            await client.status(fabric.jobs)
+        show(ours)
+        ours[1].chmod(0o644)
+        with pytest.raises(Unreachable, match="everybody may read the private key"):
+            await client.status(fabric.jobs)
 
 
-def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_renewed_certificate_is_shown_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next connection sees the new files; broken ones leave those before."""
     fabric = tls_fabric(tmp_path)
     renewed = Authority(tmp_path, "renewed")
-
-    async def story() -> None:
-        async with controller(fabric):
-            monkeypatch.setenv(tls.CA_VARIABLE, str(tmp_path / "controller-authority.pem"))
-            (tmp_path / "controller.pem").write_text("damaged")
-            assert (await client.status(fabric.jobs)).fabric == fabric.name
-            renewed.issue("controller")
-            with pytest.raises(Unreachable):
-                await client.status(fabric.jobs, timeout=2)
-            monkeypatch.setenv(tls.CA_VARIABLE, str(renewed.certificate))
-            assert (await client.status(fabric.jobs)).fabric == fabric.name
-
-    run(story())
+    async with controller(fabric):
+        monkeypatch.setenv(tls.CA_VARIABLE, str(tmp_path / "controller-authority.pem"))
+        (tmp_path / "controller.pem").write_text("damaged")
+        assert (await client.status(fabric.jobs)).fabric == fabric.name
+        renewed.issue("controller")
+        with pytest.raises(Unreachable):
+            await client.status(fabric.jobs, timeout=2)
+        monkeypatch.setenv(tls.CA_VARIABLE, str(renewed.certificate))
+        assert (await client.status(fabric.jobs)).fabric == fabric.name
 
 
 @pytest.mark.parametrize("address", ["10.0.0.9:50050", "lab.example:50050", "[2001:db8::1]:50050"])
@@ -159,30 +148,22 @@ def test_no_token_goes_to_another_machine_in_the_clear(address: str, monkeypatch
     tls.check(address, token=True)
 
 
-def test_unix_sockets_go_without_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unix_sockets_go_without_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where NETFOLD_CA is set for other controllers: not even its file is read."""
     monkeypatch.setenv(tls.CA_VARIABLE, "/nonexistent")
     fabric = leafspine(1, 0, 2, rundir=tmp_path)
-
-    async def story() -> None:
-        async with controller(fabric):
-            assert (await client.status(fabric.jobs)).fabric == fabric.name
-
-    run(story())
+    async with controller(fabric):
+        assert (await client.status(fabric.jobs)).fabric == fabric.name
 
 
-def test_who_asked_too_early_does_not_hold_up_who_asks_now(tmp_path: Path) -> None:
+async def test_who_asked_too_early_does_not_hold_up_who_asks_now(tmp_path: Path) -> None:
     """A channel that found nobody leaves no back-off for the next one in its process."""
     fabric = leafspine(1, 0, 2, rundir=tmp_path)
-
-    async def story() -> None:
-        async with tls.aio_channel(fabric.jobs) as early:
-            with pytest.raises(grpc.aio.AioRpcError):
-                await early.unary_unary("/nobody/here", bytes, bytes)(b"")
-            async with controller(fabric):
-                assert (await client.status(fabric.jobs)).fabric == fabric.name
-
-    run(story())
+    async with tls.aio_channel(fabric.jobs) as early:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await early.unary_unary("/nobody/here", bytes, bytes)(b"")
+        async with controller(fabric):
+            assert (await client.status(fabric.jobs)).fabric == fabric.name
 
 
 @pytest.mark.parametrize(("line", "says"), [

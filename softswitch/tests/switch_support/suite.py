@@ -4,7 +4,9 @@ machine, and what a failed test tells of the processes that it started."""
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import inspect
 import tempfile
 import time
 from collections import Counter
@@ -28,6 +30,8 @@ LOG_BYTES: Final = 4000
 """Bytes that are shown of the end of each log."""
 LOGS: Final = 16
 """Most logs that are shown, the latest written first: as many as one fabric has."""
+BOUND: Final = 60.0
+"""Seconds that a coroutine may take; nothing in one should take them."""
 HIDDEN: Final = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 """The folder behind which `--without` hides programs and modules."""
 
@@ -46,6 +50,21 @@ def fuzzing(request: pytest.FixtureRequest) -> fuzz.Fuzz:
 def thorough(request: pytest.FixtureRequest) -> Callable[[int], int]:
     """How many times something is tried: so many, and ten times as many with `--long`."""
     return lambda few: few * (fuzz.LONG if request.config.getoption("--long") else 1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs in an event loop of its own, bounded."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    fixtures = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+
+    async def bounded() -> None:
+        async with asyncio.timeout(BOUND):
+            await pyfuncitem.obj(**fixtures)
+
+    asyncio.run(bounded())
+    return True
 
 
 # ---- what a test needs -----------------------------------------------------------------------------------------------

@@ -21,15 +21,11 @@ from netfold.rpc import rpc
 from netfold.wire.jobs import Halt
 from netfold.wire.operator import Drained
 from support import ways
-from support.controller import BOUND, run, until
+from support.controller import BOUND, until
 from support.jobs import Code, Rig, rig
 from support.recovery import all_resume, connections, lose
 
-
-@pytest.fixture(autouse=True)
-def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switches that come back are found at once."""
-    monkeypatch.setattr("netfold.controller.switch.target.RETRY", (0.01,))
+pytestmark = pytest.mark.usefixtures("quick_sessions")
 
 
 def drain(r: Rig, name: str, *, wait: float = BOUND) -> asyncio.Task[Drained]:
@@ -43,132 +39,108 @@ async def undrain(r: Rig, name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "why"), [("spine1", "spine1 is drained"), ("spine1:2", "leaf2:3 is drained")])
-def test_a_running_job_moves_away_and_back(tmp_path: Path, name: str, why: str) -> None:
+async def test_a_running_job_moves_away_and_back(tmp_path: Path, name: str, why: str) -> None:
     """Its entries are written before anybody halts, whoever drained hears when it is done, and nothing is left there;
     undrained, it is used again at once."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            watcher = await r.watch(plans[0])
-            before = connections(r, "spine1")
-            asked = drain(r, name)
-            assert await watcher.next() == Halt(1, why)
-            assert len(connections(r, "spine2")) == 2 * len(before), "the tree that moves is there already"
-            assert not asked.done()
-            after = await all_resume(r, plans)
-            assert [tree.name for tree in after[0].trees] == ["spine2", "spine2"]
-            done = await asked
-            assert (done.name, done.still) == (why.split()[0], [])
-            await until(lambda: connections(r, "spine1") == set())
-            await undrain(r, name)
-            assert await watcher.next() == Halt(2, "spine1 is back")
-            assert sorted(tree.name for tree in (await all_resume(r, after))[0].trees) == ["spine1", "spine2"]
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        watcher = await r.watch(plans[0])
+        before = connections(r, "spine1")
+        asked = drain(r, name)
+        assert await watcher.next() == Halt(1, why)
+        assert len(connections(r, "spine2")) == 2 * len(before), "the tree that moves is there already"
+        assert not asked.done()
+        after = await all_resume(r, plans)
+        assert [tree.name for tree in after[0].trees] == ["spine2", "spine2"]
+        done = await asked
+        assert (done.name, done.still) == (why.split()[0], [])
+        await until(lambda: connections(r, "spine1") == set())
+        await undrain(r, name)
+        assert await watcher.next() == Halt(2, "spine1 is back")
+        assert sorted(tree.name for tree in (await all_resume(r, after))[0].trees) == ["spine1", "spine2"]
 
 
-def test_new_jobs_and_the_status_know_of_it(tmp_path: Path) -> None:
+async def test_new_jobs_and_the_status_know_of_it(tmp_path: Path) -> None:
     """Trees of jobs that join afterwards avoid it, and `netfold status` says so of the switch and its links."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            assert (await drain(r, "spine2")).names == ["spine2"]
-            plans = await r.together(4)
-            assert [tree.name for tree in plans[0].trees] == ["spine1"]
-            status = await client.status(r.fabric.jobs)
-            assert [s.name for s in status.switches if s.drained] == ["spine2"]
-            assert [link.b for link in status.links if link.drained] == ["spine2:1", "spine2:2"]
-            assert all(s.up for s in status.switches)
-
-    run(story())
+    async with rig(tmp_path) as r:
+        assert (await drain(r, "spine2")).names == ["spine2"]
+        plans = await r.together(4)
+        assert [tree.name for tree in plans[0].trees] == ["spine1"]
+        status = await client.status(r.fabric.jobs)
+        assert [s.name for s in status.switches if s.drained] == ["spine2"]
+        assert [link.b for link in status.links if link.drained] == ["spine2:1", "spine2:2"]
+        assert all(s.up for s in status.switches)
 
 
-def test_where_there_is_no_room_a_job_stays_and_the_operator_hears_why(tmp_path: Path) -> None:
+async def test_where_there_is_no_room_a_job_stays_and_the_operator_hears_why(tmp_path: Path) -> None:
     """Nobody halts for nothing; once there is room, the job moves by itself."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            watcher = await r.watch(plans[0])
-            admit = r.controller._allocator.admit
-            r.controller._allocator.admit = lambda *_, **__: (_ for _ in ()).throw(Exhausted("spine2 is full"))  # type: ignore[method-assign]
-            done = await drain(r, "spine1", wait=0.05)
-            (line,) = done.still
-            assert "job 'j': spine1 is drained, and its trees stay where they are: spine2 is full" in line
-            assert "spine2 is full" in (await client.status(r.fabric.jobs)).jobs[0].stays
-            r.controller._allocator.admit = admit  # type: ignore[method-assign]
-            await r.controller.replan()
-            assert await watcher.next() == Halt(1, "spine1 is drained")
-            assert [tree.name for tree in (await all_resume(r, plans))[0].trees] == ["spine2", "spine2"]
-            assert (await client.status(r.fabric.jobs)).jobs[0].stays == ""
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        watcher = await r.watch(plans[0])
+        admit = r.controller._allocator.admit
+        r.controller._allocator.admit = lambda *_, **__: (_ for _ in ()).throw(Exhausted("spine2 is full"))  # type: ignore[method-assign]
+        done = await drain(r, "spine1", wait=0.05)
+        (line,) = done.still
+        assert "job 'j': spine1 is drained, and its trees stay where they are: spine2 is full" in line
+        assert "spine2 is full" in (await client.status(r.fabric.jobs)).jobs[0].stays
+        r.controller._allocator.admit = admit  # type: ignore[method-assign]
+        await r.controller.replan()
+        assert await watcher.next() == Halt(1, "spine1 is drained")
+        assert [tree.name for tree in (await all_resume(r, plans))[0].trees] == ["spine2", "spine2"]
+        assert (await client.status(r.fabric.jobs)).jobs[0].stays == ""
 
 
-def test_what_is_drained_while_all_stand_still_is_left_afterwards(tmp_path: Path) -> None:
+async def test_what_is_drained_while_all_stand_still_is_left_afterwards(tmp_path: Path) -> None:
     """A round that had its trees already is followed by another one."""
-
-    async def story() -> None:
-        async with rig(tmp_path, steady=0.0) as r:
-            plans = await r.together(4)
-            watcher = await r.watch(plans[0])
-            r.switches["spine1"].break_session()
-            event = await watcher.next()
-            assert isinstance(event, Halt)
-            await until(lambda: r.controller._targets["spine1"].is_up)
-            (job,) = r.controller.jobs.all()
-            await until(lambda: job.round is not None and bool(job.round.leftovers))
-            asked = drain(r, "spine1")
-            await until(lambda: "spine1" in r.controller.drains)
+    async with rig(tmp_path, steady=0.0) as r:
+        plans = await r.together(4)
+        watcher = await r.watch(plans[0])
+        r.switches["spine1"].break_session()
+        event = await watcher.next()
+        assert isinstance(event, Halt)
+        await until(lambda: r.controller._targets["spine1"].is_up)
+        (job,) = r.controller.jobs.all()
+        await until(lambda: job.round is not None and bool(job.round.leftovers))
+        asked = drain(r, "spine1")
+        await until(lambda: "spine1" in r.controller.drains)
+        plans = await all_resume(r, plans)
+        while {tree.name for tree in plans[0].trees} != {"spine2"}:
+            assert isinstance(await watcher.next(), Halt)
             plans = await all_resume(r, plans)
-            while {tree.name for tree in plans[0].trees} != {"spine2"}:
-                assert isinstance(await watcher.next(), Halt)
-                plans = await all_resume(r, plans)
-            assert (await asked).still == []
-
-    run(story())
+        assert (await asked).still == []
 
 
-def test_what_is_drained_carries_when_nothing_else_will(tmp_path: Path) -> None:
+async def test_what_is_drained_carries_when_nothing_else_will(tmp_path: Path) -> None:
     """The other spine dies: the job goes on over the drained one rather than stand still, and leaves it as soon as the
     other is back."""
-
-    async def story() -> None:
-        async with rig(tmp_path, steady=0.0) as r:
-            await drain(r, "spine1")
-            plans = await r.together(4)
-            watcher = await r.watch(plans[0])
-            lose(r, "spine2")
-            assert await watcher.next() == Halt(1, "spine2 is down")
-            plans = await all_resume(r, plans)
-            assert [tree.name for tree in plans[0].trees] == ["spine1"]
-            r.switches["spine2"].unreachable = False
-            assert await watcher.next() == Halt(2, "spine1 is drained")
-            assert [tree.name for tree in (await all_resume(r, plans))[0].trees] == ["spine2"]
-
-    run(story())
+    async with rig(tmp_path, steady=0.0) as r:
+        await drain(r, "spine1")
+        plans = await r.together(4)
+        watcher = await r.watch(plans[0])
+        lose(r, "spine2")
+        assert await watcher.next() == Halt(1, "spine2 is down")
+        plans = await all_resume(r, plans)
+        assert [tree.name for tree in plans[0].trees] == ["spine1"]
+        r.switches["spine2"].unreachable = False
+        assert await watcher.next() == Halt(2, "spine1 is drained")
+        assert [tree.name for tree in (await all_resume(r, plans))[0].trees] == ["spine2"]
 
 
-def test_a_leaf_with_ranks_is_not_drained_and_one_without_takes_none(tmp_path: Path) -> None:
+async def test_a_leaf_with_ranks_is_not_drained_and_one_without_takes_none(tmp_path: Path) -> None:
     """The refusal says who is there; afterwards a rank that comes is told that the leaf is drained."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(2)
-            with pytest.raises(rpc.CallRefused, match="leaf1 is the only switch of job 'j', rank 0 on h1, job 'j', "
-                                                     "rank 1 on h2: stop those jobs"):
-                await drain(r, "leaf1")
-            assert (await drain(r, "leaf2")).still == []
-            code, words = await r.refusal(r.join(2, 4, job="late"))
-            assert (code, "h3 is at leaf2, which is drained" in words) == (Code.FAILED_PRECONDITION, True)
-            assert [s.up for s in (await client.status(r.fabric.jobs)).switches] == [True] * 4
-            await undrain(r, "leaf2")
-            for plan in plans:
-                await r.leave(plan)
-            assert len(await r.together(4)) == 4
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(2)
+        with pytest.raises(rpc.CallRefused, match="leaf1 is the only switch of job 'j', rank 0 on h1, job 'j', "
+                                                 "rank 1 on h2: stop those jobs"):
+            await drain(r, "leaf1")
+        assert (await drain(r, "leaf2")).still == []
+        code, words = await r.refusal(r.join(2, 4, job="late"))
+        assert (code, "h3 is at leaf2, which is drained" in words) == (Code.FAILED_PRECONDITION, True)
+        assert [s.up for s in (await client.status(r.fabric.jobs)).switches] == [True] * 4
+        await undrain(r, "leaf2")
+        for plan in plans:
+            await r.leave(plan)
+        assert len(await r.together(4)) == 4
 
 
 @pytest.mark.parametrize(("first", "second", "says"), [
@@ -179,36 +151,28 @@ def test_a_leaf_with_ranks_is_not_drained_and_one_without_takes_none(tmp_path: P
     (None, "spine9", "no switch and no link 'spine9'"),
     (None, "leaf1:77", "no switch and no link 'leaf1:77'"),
 ])
-def test_what_cannot_be_drained_is_refused(tmp_path: Path, first: str | None, second: str, says: str) -> None:
+async def test_what_cannot_be_drained_is_refused(tmp_path: Path, first: str | None, second: str, says: str) -> None:
     """The operator gets the reason, and what was drained before stays drained."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            if first is not None:
-                await drain(r, first)
-            await r.together(4)
-            before = r.controller.drains.names
-            with pytest.raises(rpc.CallRefused, match=says):
-                await drain(r, second)
-            assert r.controller.drains.names == before
-
-    run(story())
+    async with rig(tmp_path) as r:
+        if first is not None:
+            await drain(r, first)
+        await r.together(4)
+        before = r.controller.drains.names
+        with pytest.raises(rpc.CallRefused, match=says):
+            await drain(r, second)
+        assert r.controller.drains.names == before
 
 
-def test_a_controller_that_starts_anew_keeps_to_it(tmp_path: Path) -> None:
+async def test_a_controller_that_starts_anew_keeps_to_it(tmp_path: Path) -> None:
     """Drained parts are in the fabric's state file, and are drained before anything is planned."""
     state = str(tmp_path / "lab.state")
-
-    async def story() -> None:
-        async with rig(tmp_path, state=state) as r:
-            await drain(r, "spine1")
-            await drain(r, "spine1:2")
-            await undrain(r, "leaf2:3")
-        async with rig(tmp_path, state=state) as r:
-            assert r.controller.drains.names == ["spine1"]
-            assert [tree.name for tree in (await r.together(4))[0].trees] == ["spine2"]
-
-    run(story())
+    async with rig(tmp_path, state=state) as r:
+        await drain(r, "spine1")
+        await drain(r, "spine1:2")
+        await undrain(r, "leaf2:3")
+    async with rig(tmp_path, state=state) as r:
+        assert r.controller.drains.names == ["spine1"]
+        assert [tree.name for tree in (await r.together(4))[0].trees] == ["spine2"]
 
 
 @pytest.mark.parametrize(("content", "says"), [
@@ -216,28 +180,20 @@ def test_a_controller_that_starts_anew_keeps_to_it(tmp_path: Path) -> None:
     ('{"drained": 3}', "cannot read .*lab.state: Expected `array`"),
     ('{"drai', "remove it to start with nothing drained"),
 ])
-def test_a_state_file_that_makes_no_sense_stops_the_start(tmp_path: Path, content: str, says: str) -> None:
+async def test_a_state_file_that_makes_no_sense_stops_the_start(tmp_path: Path, content: str, says: str) -> None:
     """The controller names the file and what is wrong in it; it does not start and use what was drained."""
     (tmp_path / "lab.state").write_text(content)
-
-    async def story() -> None:
-        with pytest.raises(FabricError, match=says):
-            async with rig(tmp_path, state=str(tmp_path / "lab.state")):
-                pass
-
-    run(story())
+    with pytest.raises(FabricError, match=says):
+        async with rig(tmp_path, state=str(tmp_path / "lab.state")):
+            pass
 
 
-def test_what_cannot_be_kept_is_not_begun(tmp_path: Path) -> None:
+async def test_what_cannot_be_kept_is_not_begun(tmp_path: Path) -> None:
     """The operator hears why, and nothing is drained."""
-
-    async def story() -> None:
-        async with rig(tmp_path, state=str(tmp_path / "nowhere" / "lab.state")) as r:
-            with pytest.raises(rpc.CallRefused, match=r"cannot write .*lab\.state"):
-                await drain(r, "spine1")
-            assert r.controller.drains.names == []
-
-    run(story())
+    async with rig(tmp_path, state=str(tmp_path / "nowhere" / "lab.state")) as r:
+        with pytest.raises(rpc.CallRefused, match=r"cannot write .*lab\.state"):
+            await drain(r, "spine1")
+        assert r.controller.drains.names == []
 
 
 def test_a_drained_switch_still_delivers_what_arrives_there() -> None:

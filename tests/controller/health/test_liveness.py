@@ -18,20 +18,18 @@ from netfold.fabric.graph import FabricError
 from netfold.fabric.pools import Exhausted
 from netfold.wire.jobs import AskMissing, Done, Halt, Leave, Plan, RankLeft, Resume, Settled
 from support.cables import Cables, link_between
-from support.controller import BOUND, MemorySession, run, until
+from support.controller import MemorySession, until
 from support.jobs import Code, Rig, rig
 from support.recovery import all_resume, lose, restart, streams
 
-pytestmark = pytest.mark.usefixtures("quick_sessions")
+pytestmark = pytest.mark.usefixtures("quick_sessions", "time_to_answer")
 
 
-@pytest.fixture
-def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switches that come back are found at once, suspects are probed without a pause, and ranks have time to answer."""
-    monkeypatch.setattr("netfold.controller.switch.target.RETRY", (0.01,))
+@pytest.fixture(autouse=True)
+def probed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Suspects are probed without a pause."""
     monkeypatch.setattr("netfold.controller.health.liveness.SUSPECT_INTERVAL", 0.001)
     monkeypatch.setattr("netfold.controller.health.liveness.DOWN_INTERVAL", 0.01)
-    monkeypatch.setattr("netfold.controller.jobs.leaving.ANSWER_TIMEOUT", BOUND)
 
 
 async def suspect(r: Rig, plan: Plan) -> None:
@@ -80,230 +78,192 @@ def requests_of(r: Rig, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str,
     return sent
 
 
-def test_a_round_of_probes_costs_each_switch_a_question_and_a_frame(
+async def test_a_round_of_probes_costs_each_switch_a_question_and_a_frame(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All links are probed by that, both ways; all questions come before the frames, and no turn of the event loop
     sends more than its share."""
     monkeypatch.setattr("netfold.controller.health.liveness.AT_ONCE", 3)
     monkeypatch.setattr("netfold.controller.health.links.SAMPLE", 0)
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            Cables(r.fabric, r.switches)
-            liveness, sent = r.controller.liveness, requests_of(r, monkeypatch)
-            for _ in range(3):
-                sent.clear()
-                await liveness.check()
-                kinds = [what for *_, what in sent]
-                assert kinds == ["heard"] * 4 + ["packet_out_to_neighbours"] * 4
-                assert {name for _, name, what in sent if what == "heard"} == set(r.switches)
-                assert max(Counter(when for when, *_ in sent).values()) == 3
-            arrived = sorted((name, port) for name, switch in r.switches.items() for port in range(512)
-                             if switch.heard >> port & 1)
-            assert arrived == ends_between_switches(r)
-            assert liveness._links.missing() == {}
-
-    run(story())
+    async with rig(tmp_path) as r:
+        Cables(r.fabric, r.switches)
+        liveness, sent = r.controller.liveness, requests_of(r, monkeypatch)
+        for _ in range(3):
+            sent.clear()
+            await liveness.check()
+            kinds = [what for *_, what in sent]
+            assert kinds == ["heard"] * 4 + ["packet_out_to_neighbours"] * 4
+            assert {name for _, name, what in sent if what == "heard"} == set(r.switches)
+            assert max(Counter(when for when, *_ in sent).values()) == 3
+        arrived = sorted((name, port) for name, switch in r.switches.items() for port in range(512)
+                         if switch.heard >> port & 1)
+        assert arrived == ends_between_switches(r)
+        assert liveness._links.missing() == {}
 
 
-def test_some_links_have_their_delay_measured_in_each_round_and_all_in_turns(
+async def test_some_links_have_their_delay_measured_in_each_round_and_all_in_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A suspect's silence is compared with it.  These probes do not count."""
     monkeypatch.setattr("netfold.controller.health.links.SAMPLE", 3)
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            Cables(r.fabric, r.switches)
-            liveness, sent = r.controller.liveness, requests_of(r, monkeypatch)
-            ways = [(number, way) for number in liveness._links.probed for way in (0, 1)]
-            for known in (6, 8):
-                sent.clear()
-                await liveness.check()
-                assert [what for *_, what in sent].count("packet_out") == 2 * 3
-                await liveness._listen()
-                assert len([one for one in ways if liveness._links.delay(one) is not None]) == known
-
-    run(story())
+    async with rig(tmp_path) as r:
+        Cables(r.fabric, r.switches)
+        liveness, sent = r.controller.liveness, requests_of(r, monkeypatch)
+        ways = [(number, way) for number in liveness._links.probed for way in (0, 1)]
+        for known in (6, 8):
+            sent.clear()
+            await liveness.check()
+            assert [what for *_, what in sent].count("packet_out") == 2 * 3
+            await liveness._listen()
+            assert len([one for one in ways if liveness._links.delay(one) is not None]) == known
 
 
-def test_a_switch_that_tells_nothing_in_time_holds_up_no_other(
+async def test_a_switch_that_tells_nothing_in_time_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the others have heard counts, and they get their probes; what it hears is missing from the second time on.
     """
     monkeypatch.setattr("netfold.controller.health.liveness.ANSWER_TIMEOUT", 0.001)
     monkeypatch.setattr("netfold.controller.health.links.SAMPLE", 0)
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            cables, liveness = Cables(r.fabric, r.switches), r.controller.liveness
+    async with rig(tmp_path) as r:
+        cables, liveness = Cables(r.fabric, r.switches), r.controller.liveness
+        await liveness.check()
+        monkeypatch.setattr(r.switches["leaf1"].sessions[-1], "heard", asyncio.Event().wait, raising=False)
+        cables.cut.add(link_between(r.fabric, "leaf2", "spine2"))
+        for missing in (set[str](), {"leaf1", "leaf2", "spine2"}):
             await liveness.check()
-            monkeypatch.setattr(r.switches["leaf1"].sessions[-1], "heard", asyncio.Event().wait, raising=False)
-            cables.cut.add(link_between(r.fabric, "leaf2", "spine2"))
-            for missing in (set[str](), {"leaf1", "leaf2", "spine2"}):
-                await liveness.check()
-                assert {end.node for end in liveness._links.missing()} == missing
-
-    run(story())
+            assert {end.node for end in liveness._links.missing()} == missing
 
 
 # ---- suspects --------------------------------------------------------------------------------------------------------
 
 
-def test_a_link_that_swallows_is_found_by_suspicion_alone(tmp_path: Path) -> None:
+async def test_a_link_that_swallows_is_found_by_suspicion_alone(tmp_path: Path) -> None:
     """No port tells of it and nobody probes; one rank's word is enough to move the tree, and the other tree stays."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            cables = Cables(r.fabric, r.switches)
-            plans = await r.together(4)
-            watcher = await r.watch(plans[3])
-            cables.cut.add(link_between(r.fabric, "leaf1", "spine1"))
-            await suspect(r, plans[0])
-            assert await watcher.next() == Halt(1, "the link leaf1:3 - spine1 is down")
-            after = await all_resume(r, plans)
-            assert [tree.name for tree in after[0].trees] == ["spine2", "spine2"]
-            cables.cut.clear()  # it is probed again, although nobody probes links that are up
-            await until(lambda: r.controller.liveness.links_down() == {})
-
-    run(story())
+    async with rig(tmp_path) as r:
+        cables = Cables(r.fabric, r.switches)
+        plans = await r.together(4)
+        watcher = await r.watch(plans[3])
+        cables.cut.add(link_between(r.fabric, "leaf1", "spine1"))
+        await suspect(r, plans[0])
+        assert await watcher.next() == Halt(1, "the link leaf1:3 - spine1 is down")
+        after = await all_resume(r, plans)
+        assert [tree.name for tree in after[0].trees] == ["spine2", "spine2"]
+        cables.cut.clear()  # it is probed again, although nobody probes links that are up
+        await until(lambda: r.controller.liveness.links_down() == {})
 
 
-def test_a_switch_that_a_hosts_port_keeps_deaf_is_woken(tmp_path: Path) -> None:
+async def test_a_switch_that_a_hosts_port_keeps_deaf_is_woken(tmp_path: Path) -> None:
     """BMv2 hears nothing after a port was down until a frame arrives there, and ranks that halt send none: a question
     to the host behind it brings one, and the job goes on."""
+    async with rig(tmp_path) as r:
+        cables = Cables(r.fabric, r.switches)
+        uplinks = {link_between(r.fabric, "leaf1", spine) for spine in ("spine1", "spine2")}
+        before = r.switches["leaf1"].sends
+        awake: list[int] = []
 
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            cables = Cables(r.fabric, r.switches)
-            uplinks = {link_between(r.fabric, "leaf1", spine) for spine in ("spine1", "spine2")}
-            before = r.switches["leaf1"].sends
-            awake: list[int] = []
+        def answers(port: int, frame: bytes) -> None:
+            if port == 1 and frame[12:14] == b"\x08\x06" and len(awake) < patience:
+                awake.append(port)
+                if len(awake) == patience:  # its answer is lost until links have been found down
+                    cables.cut.clear()
+            before(port, frame)
 
-            def answers(port: int, frame: bytes) -> None:
-                if port == 1 and frame[12:14] == b"\x08\x06" and len(awake) < patience:
-                    awake.append(port)
-                    if len(awake) == patience:  # its answer is lost until links have been found down
-                        cables.cut.clear()
-                before(port, frame)
-
-            r.switches["leaf1"].sends = answers
-            patience = 2 * r.fabric.misses
-            plans = await r.together(4)
-            watcher = await r.watch(plans[3])
-            cables.cut |= uplinks
-            await suspect(r, plans[0])
-            # the far side's uplinks answer, so leaf1's are not put down to a late controller
-            assert isinstance(await watcher.next(), Halt)
-            after = await all_resume(r, plans)
-            assert len(awake) == patience
-            assert {tree.name for tree in after[0].trees} <= {"spine1", "spine2"}
-
-    run(story())
+        r.switches["leaf1"].sends = answers
+        patience = 2 * r.fabric.misses
+        plans = await r.together(4)
+        watcher = await r.watch(plans[3])
+        cables.cut |= uplinks
+        await suspect(r, plans[0])
+        # the far side's uplinks answer, so leaf1's are not put down to a late controller
+        assert isinstance(await watcher.next(), Halt)
+        after = await all_resume(r, plans)
+        assert len(awake) == patience
+        assert {tree.name for tree in after[0].trees} <= {"spine1", "spine2"}
 
 
-def test_a_suspect_at_which_packets_come_in_is_asked_on(
+async def test_a_suspect_at_which_packets_come_in_is_asked_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its probes are lost, as on a busy machine, and other packets are not: it is down only once they are as well."""
     monkeypatch.setattr("netfold.controller.health.silent_links.REPRIEVE", 3600.0)
+    async with rig(tmp_path) as r:
+        cables, asked = Cables(r.fabric, r.switches), 0
+        number, answers = (link_between(r.fabric, "leaf1", spine) for spine in ("spine1", "spine2"))
+        cables.cut.add(number)
 
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            cables, asked = Cables(r.fabric, r.switches), 0
-            number, answers = (link_between(r.fabric, "leaf1", spine) for spine in ("spine1", "spine2"))
-            cables.cut.add(number)
+        async def rising(session: object, name: str, index: int) -> int:
+            nonlocal asked
+            asked += name == tables.PORT_IN
+            return min(asked, 60) * (name == tables.PORT_IN)
 
-            async def rising(session: object, name: str, index: int) -> int:
-                nonlocal asked
-                asked += name == tables.PORT_IN
-                return min(asked, 60) * (name == tables.PORT_IN)
-
-            monkeypatch.setattr(type(r.switches["leaf1"].sessions[-1]), "read_cell", rising)
-            r.controller.liveness.suspect({number, answers})
-            task = r.controller.liveness._suspect_task
-            assert task is not None
-            while asked < 60:
-                assert r.controller.liveness.links_down() == {}
-                await asyncio.sleep(0)
-            await task
-            assert list(r.controller.liveness.links_down()) == [number]
-            assert "not judged by the probes that were lost" in caplog.text
-
-    run(story())
-
-
-def test_links_that_answer_are_cleared(tmp_path: Path) -> None:
-    """A rank that waits for a slow one blames nobody: all links answer, no job halts, and no probe is sent after."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            Cables(r.fabric, r.switches)
-            plans = await r.together(4)
-            for plan in plans:
-                await suspect(r, plan)
-            await inquiry(r)
+        monkeypatch.setattr(type(r.switches["leaf1"].sessions[-1]), "read_cell", rising)
+        r.controller.liveness.suspect({number, answers})
+        task = r.controller.liveness._suspect_task
+        assert task is not None
+        while asked < 60:
             assert r.controller.liveness.links_down() == {}
-            assert r.controller.jobs.all()[0].round is None
+            await asyncio.sleep(0)
+        await task
+        assert list(r.controller.liveness.links_down()) == [number]
+        assert "not judged by the probes that were lost" in caplog.text
 
-    run(story())
+
+async def test_links_that_answer_are_cleared(tmp_path: Path) -> None:
+    """A rank that waits for a slow one blames nobody: all links answer, no job halts, and no probe is sent after."""
+    async with rig(tmp_path) as r:
+        Cables(r.fabric, r.switches)
+        plans = await r.together(4)
+        for plan in plans:
+            await suspect(r, plan)
+        await inquiry(r)
+        assert r.controller.liveness.links_down() == {}
+        assert r.controller.jobs.all()[0].round is None
 
 
-def test_where_nothing_answers_no_link_counts_as_down(tmp_path: Path) -> None:
+async def test_where_nothing_answers_no_link_counts_as_down(tmp_path: Path) -> None:
     """A controller that hears no probe at all may be the one that is late; the usual probes go on and tell in time."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            cables = Cables(r.fabric, r.switches)
-            plans = await r.together(4)
-            cables.cut.update(range(len(r.fabric.links)))
-            await suspect(r, plans[0])
-            task = r.controller.liveness._suspect_task
-            while task is not None and not task.done():
-                assert r.controller.liveness.links_down() == {}, "probes on their way count as lost"
-                await asyncio.sleep(0)
-            assert r.controller.liveness.links_down() == {}, "the probes of suspects must not decide it"
-            assert r.controller.jobs.all()[0].round is None
-            for _ in range(r.fabric.misses):
-                await r.controller.liveness.check()
-            assert len(r.controller.liveness.links_down()) == 4
-
-    run(story())
+    async with rig(tmp_path) as r:
+        cables = Cables(r.fabric, r.switches)
+        plans = await r.together(4)
+        cables.cut.update(range(len(r.fabric.links)))
+        await suspect(r, plans[0])
+        task = r.controller.liveness._suspect_task
+        while task is not None and not task.done():
+            assert r.controller.liveness.links_down() == {}, "probes on their way count as lost"
+            await asyncio.sleep(0)
+        assert r.controller.liveness.links_down() == {}, "the probes of suspects must not decide it"
+        assert r.controller.jobs.all()[0].round is None
+        for _ in range(r.fabric.misses):
+            await r.controller.liveness.check()
+        assert len(r.controller.liveness.links_down()) == 4
 
 
-def test_regular_probes_do_not_decide_about_suspect_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_regular_probes_do_not_decide_about_suspect_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The regular probes look at suspects as well, and leave the decision to the probes of suspects, which show whether
     anything answers at all."""
     monkeypatch.setattr("netfold.controller.health.liveness.SUSPECT_INTERVAL", 3600.0)
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            cables = Cables(r.fabric, r.switches)
-            plans = await r.together(4)
-            cables.cut.update(range(len(r.fabric.links)))
-            await suspect(r, plans[0])
-            for _ in range(r.fabric.misses + 1):
-                await r.controller.liveness.check()
-            assert len(r.controller.liveness._links.down()) == 4
-            assert r.controller.liveness.links_down() == {}
-            await r.controller.replan()
-            assert r.controller.jobs.all()[0].round is None
-
-    run(story())
+    async with rig(tmp_path) as r:
+        cables = Cables(r.fabric, r.switches)
+        plans = await r.together(4)
+        cables.cut.update(range(len(r.fabric.links)))
+        await suspect(r, plans[0])
+        for _ in range(r.fabric.misses + 1):
+            await r.controller.liveness.check()
+        assert len(r.controller.liveness._links.down()) == 4
+        assert r.controller.liveness.links_down() == {}
+        await r.controller.replan()
+        assert r.controller.jobs.all()[0].round is None
 
 
-def test_only_a_rank_of_the_job_may_suspect(tmp_path: Path) -> None:
+async def test_only_a_rank_of_the_job_may_suspect(tmp_path: Path) -> None:
     """A stranger's word costs nobody anything."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(2)
-            code, _ = await r.refusal(AskMissing("j", 7, plans[0].epoch, {}), "Suspect")
-            assert code is Code.PERMISSION_DENIED
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(2)
+        code, _ = await r.refusal(AskMissing("j", 7, plans[0].epoch, {}), "Suspect")
+        assert code is Code.PERMISSION_DENIED
 
 
 @pytest.mark.parametrize(("name", "value"), [("misses", 1), ("misses", 1001), ("steady", -1.0), ("steady", 3601.0)])
@@ -317,205 +277,173 @@ def test_impossible_settings_are_refused(name: str, value: float) -> None:
 # ---- jobs that move back ---------------------------------------------------------------------------------------------
 
 
-def test_a_spine_that_stays_is_used_again(tmp_path: Path) -> None:
+async def test_a_spine_that_stays_is_used_again(tmp_path: Path) -> None:
     """The ranks halt once more, and each tree is at home again; the entries of the round before are gone."""
-
-    async def story() -> None:
-        async with rig(tmp_path, steady=0.05) as r:
-            plans = await r.together(4)
-            watcher = await r.watch(plans[0])
-            lose(r, "spine1")
-            assert await watcher.next() == Halt(1, "spine1 is down")
-            moved = await all_resume(r, plans)
-            restart(r, "spine1")
-            assert await watcher.next() == Halt(2, "spine1 is back")
-            back = await all_resume(r, moved, {0: 5, 1: 4, 2: 9, 3: 4})
-            assert [tree.name for tree in back[0].trees] == ["spine1", "spine2"]
-            assert back[0].round == 2
-            for before, now in zip(streams(moved[2]), streams(back[2]), strict=True):
-                assert now.psn == (before.psn + 4) & 0xFFFFFF
-            for plan in back:
-                await r.leave(plan)
-            await until(lambda: set(r.controller._allocator.used().values()) == {0})
-            assert r.base_only()
-
-    run(story())
+    async with rig(tmp_path, steady=0.05) as r:
+        plans = await r.together(4)
+        watcher = await r.watch(plans[0])
+        lose(r, "spine1")
+        assert await watcher.next() == Halt(1, "spine1 is down")
+        moved = await all_resume(r, plans)
+        restart(r, "spine1")
+        assert await watcher.next() == Halt(2, "spine1 is back")
+        back = await all_resume(r, moved, {0: 5, 1: 4, 2: 9, 3: 4})
+        assert [tree.name for tree in back[0].trees] == ["spine1", "spine2"]
+        assert back[0].round == 2
+        for before, now in zip(streams(moved[2]), streams(back[2]), strict=True):
+            assert now.psn == (before.psn + 4) & 0xFFFFFF
+        for plan in back:
+            await r.leave(plan)
+        await until(lambda: set(r.controller._allocator.used().values()) == {0})
+        assert r.base_only()
 
 
-def test_nobody_halts_for_what_has_only_just_come_back(tmp_path: Path) -> None:
+async def test_nobody_halts_for_what_has_only_just_come_back(tmp_path: Path) -> None:
     """Not even if everything is planned anew meanwhile; new jobs use it at once."""
-
-    async def story() -> None:
-        async with rig(tmp_path, steady=3600.0) as r:
-            plans = await r.together(4)
-            lose(r, "spine1")
-            (job,) = r.controller.jobs.all()
-            await until(lambda: job.round is not None)
-            await all_resume(r, plans)
-            restart(r, "spine1")
-            await until(lambda: r.controller._targets["spine1"].is_up)
-            await r.controller.replan()
-            assert job.round is not None
-            assert job.round.number == 1
-            assert {tree.name for tree in (await r.together(4, job="k"))[0].trees} == {"spine1", "spine2"}
-
-    run(story())
+    async with rig(tmp_path, steady=3600.0) as r:
+        plans = await r.together(4)
+        lose(r, "spine1")
+        (job,) = r.controller.jobs.all()
+        await until(lambda: job.round is not None)
+        await all_resume(r, plans)
+        restart(r, "spine1")
+        await until(lambda: r.controller._targets["spine1"].is_up)
+        await r.controller.replan()
+        assert job.round is not None
+        assert job.round.number == 1
+        assert {tree.name for tree in (await r.together(4, job="k"))[0].trees} == {"spine1", "spine2"}
 
 
-def test_a_job_stays_where_there_is_no_room_to_move(tmp_path: Path) -> None:
+async def test_a_job_stays_where_there_is_no_room_to_move(tmp_path: Path) -> None:
     """Its new slots must fit beside the old ones: otherwise nobody halts, and it goes on as it was."""
+    async with rig(tmp_path, steady=0.01) as r:
+        plans = await r.together(4)
+        lose(r, "spine1")
+        (job,) = r.controller.jobs.all()
+        await until(lambda: job.round is not None)
+        await all_resume(r, plans)
+        streams_before = job.streams
+        await until(lambda: not r.controller.jobs._recovery.background)  # the first trees' slots are free again
+        allocator = r.controller._allocator
+        for bits in reversed(range(14)):
+            with contextlib.suppress(Exhausted):
+                while True:
+                    allocator._slots["leaf1"].allocate(1 << bits)
+        restart(r, "spine1")
+        refused: list[str] = []
+        admit = allocator.admit
 
-    async def story() -> None:
-        async with rig(tmp_path, steady=0.01) as r:
-            plans = await r.together(4)
-            lose(r, "spine1")
-            (job,) = r.controller.jobs.all()
-            await until(lambda: job.round is not None)
-            await all_resume(r, plans)
-            streams_before = job.streams
-            await until(lambda: not r.controller.jobs._recovery.background)  # the first trees' slots are free again
-            allocator = r.controller._allocator
-            for bits in reversed(range(14)):
-                with contextlib.suppress(Exhausted):
-                    while True:
-                        allocator._slots["leaf1"].allocate(1 << bits)
-            restart(r, "spine1")
-            refused: list[str] = []
-            admit = allocator.admit
+        def noted(*args: object, **options: object) -> object:
+            try:
+                return admit(*args, **options)  # type: ignore[arg-type]
+            except Exception as error:
+                refused.append(str(error))
+                raise
 
-            def noted(*args: object, **options: object) -> object:
-                try:
-                    return admit(*args, **options)  # type: ignore[arg-type]
-                except Exception as error:
-                    refused.append(str(error))
-                    raise
-
-            allocator.admit = noted  # type: ignore[method-assign, assignment]
-            await until(lambda: bool(refused))
-            await until(lambda: not job.stands_still)
-            assert "leaf1 has no" in refused[0]
-            assert job.streams == streams_before
-            assert job.round is not None
-            assert job.round.number == 1
-
-    run(story())
+        allocator.admit = noted  # type: ignore[method-assign, assignment]
+        await until(lambda: bool(refused))
+        await until(lambda: not job.stands_still)
+        assert "leaf1 has no" in refused[0]
+        assert job.streams == streams_before
+        assert job.round is not None
+        assert job.round.number == 1
 
 
 # ---- leaving ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_rank_leaves_when_nobody_lacks_anything(tmp_path: Path) -> None:
+async def test_a_rank_leaves_when_nobody_lacks_anything(tmp_path: Path) -> None:
     """Not while another one has yet to finish what it has begun; ranks that leave themselves are not waited for."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            watchers = [await r.watch(plan) for plan in plans]
-            (job,) = r.controller.jobs.all()
-            watchers[1].settles = False
-            going = [asyncio.create_task(r.leave(plans[rank])) for rank in (0, 2)]
-            await until(lambda: job.departure is not None and job.leaving == {0, 2} and job.departure.pending == {1})
-            assert not any(task.done() for task in going)
-            assert job.left == set()
-            await r.leave(plans[1])
-            await asyncio.gather(*going)
-            assert (job.left, job.left_early) == ({0, 1, 2}, False)
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        watchers = [await r.watch(plan) for plan in plans]
+        (job,) = r.controller.jobs.all()
+        watchers[1].settles = False
+        going = [asyncio.create_task(r.leave(plans[rank])) for rank in (0, 2)]
+        await until(lambda: job.departure is not None and job.leaving == {0, 2} and job.departure.pending == {1})
+        assert not any(task.done() for task in going)
+        assert job.left == set()
+        await r.leave(plans[1])
+        await asyncio.gather(*going)
+        assert (job.left, job.left_early) == ({0, 1, 2}, False)
 
 
-def test_what_goes_away_after_a_rank_has_left_disturbs_nobody(tmp_path: Path) -> None:
+async def test_what_goes_away_after_a_rank_has_left_disturbs_nobody(tmp_path: Path) -> None:
     """All ranks have what it had, and nothing more can be folded without it: nobody halts."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            watchers = [await r.watch(plan) for plan in plans]
-            await r.leave(plans[0])
-            lose(r, "spine1")
-            await until(lambda: not r.controller._targets["spine1"].is_up)
-            await r.controller.replan()
-            (job,) = r.controller.jobs.all()
-            assert job.round is None
-            for plan in plans[1:]:
-                await r.leave(plan)
-            for watcher in watchers:
-                while (event := await watcher.next()) is not None:
-                    assert isinstance(event, RankLeft)
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        watchers = [await r.watch(plan) for plan in plans]
+        await r.leave(plans[0])
+        lose(r, "spine1")
+        await until(lambda: not r.controller._targets["spine1"].is_up)
+        await r.controller.replan()
+        (job,) = r.controller.jobs.all()
+        assert job.round is None
+        for plan in plans[1:]:
+            await r.leave(plan)
+        for watcher in watchers:
+            while (event := await watcher.next()) is not None:
+                assert isinstance(event, RankLeft)
 
 
-def test_ranks_that_leave_together_cost_one_wait(tmp_path: Path) -> None:
+async def test_ranks_that_leave_together_cost_one_wait(tmp_path: Path) -> None:
     """All wait for the same, and are not told of each other; a rank that stays is told of each."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(8)
-            watchers = [await r.watch(plan) for plan in plans]
-            watchers[7].settles = False
-            (job,) = r.controller.jobs.all()
-            going = [asyncio.create_task(r.call("Leave", Leave(plan.job, plan.rank, plan.epoch, "", plan.rank_secret,
-                                                               "after its last operation"), Done))
-                     for plan in plans[:7]]
-            await until(lambda: len(job.leaving) == 7)
-            assert job.departure is not None
-            assert job.departure.pending == {7}
-            assert [task.get_name() for task in asyncio.all_tasks()].count("job 'j': ranks leave") == 1
-            await r.call("Settled", Settled("j", 7, plans[7].epoch, plans[7].rank_secret), Done)
-            await asyncio.gather(*going)
-            assert not job.left_early
-            for watcher in watchers[:7]:
-                assert await watcher.next() is None
-            told = [await watchers[7].next() for _ in range(7)]
-            assert sorted(event.rank for event in told if isinstance(event, RankLeft)) == list(range(7))
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(8)
+        watchers = [await r.watch(plan) for plan in plans]
+        watchers[7].settles = False
+        (job,) = r.controller.jobs.all()
+        going = [asyncio.create_task(r.call("Leave", Leave(plan.job, plan.rank, plan.epoch, "", plan.rank_secret,
+                                                           "after its last operation"), Done))
+                 for plan in plans[:7]]
+        await until(lambda: len(job.leaving) == 7)
+        assert job.departure is not None
+        assert job.departure.pending == {7}
+        assert [task.get_name() for task in asyncio.all_tasks()].count("job 'j': ranks leave") == 1
+        await r.call("Settled", Settled("j", 7, plans[7].epoch, plans[7].rank_secret), Done)
+        await asyncio.gather(*going)
+        assert not job.left_early
+        for watcher in watchers[:7]:
+            assert await watcher.next() is None
+        told = [await watchers[7].next() for _ in range(7)]
+        assert sorted(event.rank for event in told if isinstance(event, RankLeft)) == list(range(7))
 
 
-def test_a_rank_that_does_not_answer_is_not_waited_for_for_ever(
+async def test_a_rank_that_does_not_answer_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others leave, and the job knows that it is in debt: what goes away then ends it by name, as before."""
     monkeypatch.setattr("netfold.controller.jobs.leaving.ANSWER_TIMEOUT", 0.02)
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            watchers = [await r.watch(plan) for plan in plans]
-            watchers[1].settles = False
-            await r.leave(plans[0])
-            (job,) = r.controller.jobs.all()
-            assert job.left_early
-            lose(r, "spine1")
-            assert await watchers[1].next() == Halt(1, "spine1 is down")
-            missing = {place: stream.psn for place, stream in enumerate(streams(plans[1]))}
-            code, words = await r.refusal(Resume("j", 1, plans[1].epoch, missing, 10.0, plans[1].rank_secret), "Resume")
-            assert (code, "rank 0 is not there any more" in words) == (Code.FAILED_PRECONDITION, True)
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        watchers = [await r.watch(plan) for plan in plans]
+        watchers[1].settles = False
+        await r.leave(plans[0])
+        (job,) = r.controller.jobs.all()
+        assert job.left_early
+        lose(r, "spine1")
+        assert await watchers[1].next() == Halt(1, "spine1 is down")
+        missing = {place: stream.psn for place, stream in enumerate(streams(plans[1]))}
+        code, words = await r.refusal(Resume("j", 1, plans[1].epoch, missing, 10.0, plans[1].rank_secret), "Resume")
+        assert (code, "rank 0 is not there any more" in words) == (Code.FAILED_PRECONDITION, True)
 
 
-def test_a_leaving_rank_still_serves_a_round(tmp_path: Path) -> None:
+async def test_a_leaving_rank_still_serves_a_round(tmp_path: Path) -> None:
     """It is asked to halt like everybody, and leaves when all are."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            watchers = [await r.watch(plan) for plan in plans]
-            for watcher in watchers[1:]:
-                watcher.settles = False
-            lose(r, "leaf1")
-            assert await watchers[0].next() == Halt(1, "leaf1 is down")
-            (job,) = r.controller.jobs.all()
-            going = asyncio.create_task(r.leave(plans[0]))
-            await until(lambda: job.leaving == {0})
-            rounds = asyncio.create_task(all_resume(r, plans))
-            await until(lambda: job.round is not None and len(job.round.resumes) == 4)
-            assert not going.done()
-            restart(r, "leaf1")
-            await rounds
-            await asyncio.gather(going, *(r.leave(plan) for plan in plans[1:]))
-            assert not job.left_early
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        watchers = [await r.watch(plan) for plan in plans]
+        for watcher in watchers[1:]:
+            watcher.settles = False
+        lose(r, "leaf1")
+        assert await watchers[0].next() == Halt(1, "leaf1 is down")
+        (job,) = r.controller.jobs.all()
+        going = asyncio.create_task(r.leave(plans[0]))
+        await until(lambda: job.leaving == {0})
+        rounds = asyncio.create_task(all_resume(r, plans))
+        await until(lambda: job.round is not None and len(job.round.resumes) == 4)
+        assert not going.done()
+        restart(r, "leaf1")
+        await rounds
+        await asyncio.gather(going, *(r.leave(plan) for plan in plans[1:]))
+        assert not job.left_early

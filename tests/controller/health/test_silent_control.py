@@ -239,28 +239,24 @@ def test_a_data_plane_that_stands_still_beside_others_that_are_silent_is_given_u
         planes.link("leaf1", "spine1"), planes.link("leaf2", "spine1")}
 
 
-def test_a_switch_that_answers_and_takes_nothing_holds_up_no_look(
+async def test_a_switch_that_answers_and_takes_nothing_holds_up_no_look(
     planes: Planes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it lacks is written beside; when it falls silent and answers again, this begins anew."""
     monkeypatch.setattr(silent_control, "ANSWER", 0.01)
     bad = planes.servers["leaf1"]
     bad.takes_nothing = True
-
-    async def story() -> None:
-        async with asyncio.timeout(20):  # rather than to hang
-            for _ in range(2):
-                bad.mute = True
-                await planes.control.consider(planes.all)
-                bad.mute = False
-                await planes.control.consider(planes.all)
-            planes.servers["spine1"].mute = True
+    async with asyncio.timeout(20):  # rather than to hang
+        for _ in range(2):
+            bad.mute = True
             await planes.control.consider(planes.all)
-            assert (planes.control.silent, bad.resumed) == ({"spine1"}, 2)
-            await planes.control.close()
-            assert not [task for task in asyncio.all_tasks() if task.get_name() == "resuming leaf1"]
-
-    run(story())
+            bad.mute = False
+            await planes.control.consider(planes.all)
+        planes.servers["spine1"].mute = True
+        await planes.control.consider(planes.all)
+        assert (planes.control.silent, bad.resumed) == ({"spine1"}, 2)
+        await planes.control.close()
+        assert not [task for task in asyncio.all_tasks() if task.get_name() == "resuming leaf1"]
 
 
 def test_one_missed_answer_makes_no_switch_silent(planes: Planes) -> None:

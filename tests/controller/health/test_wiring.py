@@ -20,7 +20,7 @@ from netfold.plain_console import Terminal
 from netfold.rpc import rpc
 from netfold.wire import operator
 from support.cables import Cables as Laid
-from support.controller import BOUND, run, until
+from support.controller import BOUND, until
 from support.jobs import Rig, rig
 from support.recovery import lose
 
@@ -52,80 +52,66 @@ def text(cables: list[Cable]) -> str:
     return out.getvalue()
 
 
-def test_cables_as_the_file_says_are_as_planned(tmp_path: Path) -> None:
+async def test_cables_as_the_file_says_are_as_planned(tmp_path: Path) -> None:
     """Both ways; links to hosts are not asked; what is drained is said, and still asked."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            Laid(r.fabric, r.switches)
-            await client.drain(r.fabric.jobs, "spine2", True)
-            cables = await ask(r)
-            assert [(c.from_a, c.from_b) for c in cables] == [(c.b, c.a) if c.asked else ("", "") for c in cables]
-            assert [c.b for c in cables if c.asked] == ["spine1:1", "spine2:1", "spine1:2", "spine2:2"]
-            assert not any(c.wrong for c in cables)
-            lines = {line.split()[0] + line.split()[2]: line for line in text(cables).splitlines()[1:]}
-            assert lines["leaf1:1h1:0"].split()[3:] == ["up", "-", "-"]
-            assert lines["leaf1:4spine2:1"].split()[3:] == ["up,", "drained", "as", "planned", "as", "planned"]
-
-    run(story())
+    async with rig(tmp_path) as r:
+        Laid(r.fabric, r.switches)
+        await client.drain(r.fabric.jobs, "spine2", True)
+        cables = await ask(r)
+        assert [(c.from_a, c.from_b) for c in cables] == [(c.b, c.a) if c.asked else ("", "") for c in cables]
+        assert [c.b for c in cables if c.asked] == ["spine1:1", "spine2:1", "spine1:2", "spine2:2"]
+        assert not any(c.wrong for c in cables)
+        lines = {line.split()[0] + line.split()[2]: line for line in text(cables).splitlines()[1:]}
+        assert lines["leaf1:1h1:0"].split()[3:] == ["up", "-", "-"]
+        assert lines["leaf1:4spine2:1"].split()[3:] == ["up,", "drained", "as", "planned", "as", "planned"]
 
 
-def test_a_swapped_pair_is_named_at_all_of_its_ends(tmp_path: Path) -> None:
+async def test_a_swapped_pair_is_named_at_all_of_its_ends(tmp_path: Path) -> None:
     """Expected and seen; the question takes no link down."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            Laid(swapped(r.fabric, "spine1:1", "spine2:1"), r.switches)
-            cables = await ask(r)
-            assert [sentence for c in cables for sentence in c.wrong] == [
-                "leaf1:3: expected spine1:1, sees spine2:1", "spine1:1: expected leaf1:3, sees leaf1:4",
-                "leaf1:4: expected spine2:1, sees spine1:1", "spine2:1: expected leaf1:4, sees leaf1:3",
-            ]
-            assert r.controller.liveness.links_down() == {}
-            assert "miswired leaf1:3: expected spine1:1, sees spine2:1" in text(cables)
-
-    run(story())
+    async with rig(tmp_path) as r:
+        Laid(swapped(r.fabric, "spine1:1", "spine2:1"), r.switches)
+        cables = await ask(r)
+        assert [sentence for c in cables for sentence in c.wrong] == [
+            "leaf1:3: expected spine1:1, sees spine2:1", "spine1:1: expected leaf1:3, sees leaf1:4",
+            "leaf1:4: expected spine2:1, sees spine1:1", "spine2:1: expected leaf1:4, sees leaf1:3",
+        ]
+        assert r.controller.liveness.links_down() == {}
+        assert "miswired leaf1:3: expected spine1:1, sees spine2:1" in text(cables)
 
 
-def test_what_is_cut_or_down_is_told_apart_from_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_cut_or_down_is_told_apart_from_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing arrives over a cut cable; a switch that is down is not asked."""
     monkeypatch.setattr("netfold.controller.health.liveness.DISCOVER_TIMEOUT", 0.01)
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            laid = Laid(r.fabric, r.switches)
-            laid.cut.add(2)
-            lose(r, "spine2")
-            await until(lambda: not r.controller._targets["spine2"].is_up)
-            cables = await ask(r)
-            assert not any(c.wrong for c in cables)
-            assert [(c.a, c.from_a, c.from_b) for c in cables if c.asked] == [
-                ("leaf1:3", "", ""), ("leaf2:3", "spine1:2", "leaf2:3")]
-            assert text(cables).count("nothing arrives") == 2
-            assert {c.why for c in cables if not c.up} == {"spine2 is down"}
-
-    run(story())
+    async with rig(tmp_path) as r:
+        laid = Laid(r.fabric, r.switches)
+        laid.cut.add(2)
+        lose(r, "spine2")
+        await until(lambda: not r.controller._targets["spine2"].is_up)
+        cables = await ask(r)
+        assert not any(c.wrong for c in cables)
+        assert [(c.a, c.from_a, c.from_b) for c in cables if c.asked] == [
+            ("leaf1:3", "", ""), ("leaf2:3", "spine1:2", "leaf2:3")]
+        assert text(cables).count("nothing arrives") == 2
+        assert {c.why for c in cables if not c.up} == {"spine2 is down"}
 
 
-def test_lost_probes_are_sent_again(tmp_path: Path) -> None:
+async def test_lost_probes_are_sent_again(tmp_path: Path) -> None:
     """Links that lose packets are found all the same, and are not judged by it."""
+    async with rig(tmp_path) as r:
+        Laid(r.fabric, r.switches)
+        sends, lost = r.switches["leaf1"].sends, [0]
 
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            Laid(r.fabric, r.switches)
-            sends, lost = r.switches["leaf1"].sends, [0]
+        def lossy(port: int, frame: bytes) -> None:
+            lost[0] += port == 3
+            if port != 3 or lost[0] > 2:
+                sends(port, frame)
 
-            def lossy(port: int, frame: bytes) -> None:
-                lost[0] += port == 3
-                if port != 3 or lost[0] > 2:
-                    sends(port, frame)
-
-            r.switches["leaf1"].sends = lossy
-            assert [c.from_a for c in await ask(r) if c.a == "leaf1:3"] == ["spine1:1"]
-            assert lost[0] == 3
-            assert r.controller.liveness.links_down() == {}
-
-    run(story())
+        r.switches["leaf1"].sends = lossy
+        assert [c.from_a for c in await ask(r) if c.a == "leaf1:3"] == ["spine1:1"]
+        assert lost[0] == 3
+        assert r.controller.liveness.links_down() == {}
 
 
 def test_without_a_controller_the_command_says_so() -> None:

@@ -18,17 +18,11 @@ from netfold.controller.switch import fold_tables, tables
 from netfold.controller.switch.entities import Entry
 from netfold.wire import roce
 from netfold.wire.jobs import Done, Halt, JobEndedEvent, Leave, RankLost, Watch
-from support.controller import BOUND, run, until
+from support.controller import BOUND, until
 from support.jobs import Code, Rig, Watcher, restarted, rig, watching
 from support.recovery import all_resume, connections, lose, restart, streams
 
 pytestmark = pytest.mark.usefixtures("cleaned_at_once")
-
-
-@pytest.fixture
-def cleaned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entries that former trees leave on switches are removed at once."""
-    monkeypatch.setattr("netfold.controller.jobs.recovery.CLEANING_DELAY", 0.0)
 
 
 def held(r: Rig) -> dict[str, dict[Any, Any]]:
@@ -45,560 +39,466 @@ async def refused(r: Rig, request: Watch) -> grpc.aio.AioRpcError:
     return caught.value
 
 
-def test_a_job_goes_on_under_a_new_controller(tmp_path: Path) -> None:
+async def test_a_job_goes_on_under_a_new_controller(tmp_path: Path) -> None:
     """Nothing is written to any switch while its ranks register; it then holds its slots, is seen to die, and ends as
     any other."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            before, used = held(r), r.controller._allocator.used()
-        async with restarted(r) as r:
-            assert held(r) == before
-            assert r.controller._allocator.used() == used
-            watchers = [await r.watch(plan) for plan in plans]
-            (job,) = r.controller.jobs.all()
-            assert (job.name, job.state, job.world, job.epoch) == ("j", "active", 4, plans[0].epoch)
-            assert (job.awaited, job.round) == (set(), None)
-            assert held(r) == before
-            assert r.controller._allocator.used() == used
-            watchers[2].die()
-            event = await watchers[0].next()
-            assert isinstance(event, RankLost)
-            assert event.rank == 2
-            for plan in plans:
-                if plan.rank != 2:
-                    await r.leave(plan)
-            await until(r.base_only)
-            assert set(r.controller._allocator.used().values()) == {0}
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        before, used = held(r), r.controller._allocator.used()
+    async with restarted(r) as r:
+        assert held(r) == before
+        assert r.controller._allocator.used() == used
+        watchers = [await r.watch(plan) for plan in plans]
+        (job,) = r.controller.jobs.all()
+        assert (job.name, job.state, job.world, job.epoch) == ("j", "active", 4, plans[0].epoch)
+        assert (job.awaited, job.round) == (set(), None)
+        assert held(r) == before
+        assert r.controller._allocator.used() == used
+        watchers[2].die()
+        event = await watchers[0].next()
+        assert isinstance(event, RankLost)
+        assert event.rank == 2
+        for plan in plans:
+            if plan.rank != 2:
+                await r.leave(plan)
+        await until(r.base_only)
+        assert set(r.controller._allocator.used().values()) == {0}
 
 
-def test_ranks_that_register_at_once_have_the_switches_compared_once_beside_the_loop(tmp_path: Path) -> None:
+async def test_ranks_that_register_at_once_have_the_switches_compared_once_beside_the_loop(tmp_path: Path) -> None:
     """All show the same ticket; whoever comes while it is looked into waits for the same answer."""
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+    async with restarted(r) as r:
+        adoption, loop_thread = r.controller._adoption, threading.get_ident()
+        borne_out, compared = adoption.borne_out, adoption._compared
+        arrived, threads, all_there = list[int](), list[int](), threading.Event()
 
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-        async with restarted(r) as r:
-            adoption, loop_thread = r.controller._adoption, threading.get_ident()
-            borne_out, compared = adoption.borne_out, adoption._compared
-            arrived, threads, all_there = list[int](), list[int](), threading.Event()
+        async def noted(*shown: Any) -> Any:
+            arrived.append(1)
+            if len(arrived) == 4:
+                all_there.set()
+            return await borne_out(*shown)
 
-            async def noted(*shown: Any) -> Any:
-                arrived.append(1)
-                if len(arrived) == 4:
-                    all_there.set()
-                return await borne_out(*shown)
+        def held_up(*shown: Any) -> Any:
+            threads.append(threading.get_ident())
+            assert all_there.wait(BOUND)
+            return compared(*shown)
 
-            def held_up(*shown: Any) -> Any:
-                threads.append(threading.get_ident())
-                assert all_there.wait(BOUND)
-                return compared(*shown)
-
-            adoption.borne_out, adoption._compared = noted, held_up  # type: ignore[method-assign]
-            watchers = await asyncio.gather(*(r.watch(plan) for plan in plans))
-            (job,) = r.controller.jobs.all()
-            assert (job.name, job.awaited, job.round) == ("j", set(), None)
-            assert len(threads) == 1
-            assert threads[0] != loop_thread
-            assert len(watchers) == 4
-
-    run(story())
+        adoption.borne_out, adoption._compared = noted, held_up  # type: ignore[method-assign]
+        watchers = await asyncio.gather(*(r.watch(plan) for plan in plans))
+        (job,) = r.controller.jobs.all()
+        assert (job.name, job.awaited, job.round) == ("j", set(), None)
+        assert len(threads) == 1
+        assert threads[0] != loop_thread
+        assert len(watchers) == 4
 
 
-def test_numbers_of_unknown_jobs_are_not_handed_out(tmp_path: Path) -> None:
+async def test_numbers_of_unknown_jobs_are_not_handed_out(tmp_path: Path) -> None:
     """A job that joins before the ranks of the old one have registered gets other slots, groups and connections."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            old = await r.together(4)
-            mine = {name: connections(r, name) for name in r.switches}
-        async with restarted(r) as r:
-            new = await r.together(4, job="other")
-            assert {s.qp for plan in new for s in streams(plan)}.isdisjoint(
-                {s.qp for plan in old for s in streams(plan)})
-            for name, connections_before in mine.items():
-                assert connections_before < connections(r, name)
-            for plan in old:
-                await r.watch(plan)
-            assert sorted(job.name for job in r.controller.jobs.registry.active()) == ["j", "other"]
-
-    run(story())
+    async with rig(tmp_path) as r:
+        old = await r.together(4)
+        mine = {name: connections(r, name) for name in r.switches}
+    async with restarted(r) as r:
+        new = await r.together(4, job="other")
+        assert {s.qp for plan in new for s in streams(plan)}.isdisjoint(
+            {s.qp for plan in old for s in streams(plan)})
+        for name, connections_before in mine.items():
+            assert connections_before < connections(r, name)
+        for plan in old:
+            await r.watch(plan)
+        assert sorted(job.name for job in r.controller.jobs.registry.active()) == ["j", "other"]
 
 
-def test_a_switch_that_died_with_the_controller_does_not_keep_the_next_one_from_jobs(tmp_path: Path) -> None:
+async def test_a_switch_that_died_with_the_controller_does_not_keep_the_next_one_from_jobs(tmp_path: Path) -> None:
     """The next controller serves the jobs that it finds on the other switches, and plans around the dead one."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-        r.switches["spine1"].unreachable = True
-        async with asyncio.timeout(20), restarted(r) as r:
-            assert not r.controller._targets["spine1"].is_up
-            watchers = [await r.watch(plan) for plan in plans]
-            for watcher in watchers:
-                assert isinstance(await watcher.next(), Halt)
-            after = await all_resume(r, plans)
-            assert {tree.name for plan in after for tree in plan.trees} == {"spine2"}
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+    r.switches["spine1"].unreachable = True
+    async with asyncio.timeout(20), restarted(r) as r:
+        assert not r.controller._targets["spine1"].is_up
+        watchers = [await r.watch(plan) for plan in plans]
+        for watcher in watchers:
+            assert isinstance(await watcher.next(), Halt)
+        after = await all_resume(r, plans)
+        assert {tree.name for plan in after for tree in plan.trees} == {"spine2"}
 
 
-def test_a_job_of_which_some_trees_were_planned_anew_goes_on_under_a_new_controller(tmp_path: Path) -> None:
+async def test_a_job_of_which_some_trees_were_planned_anew_goes_on_under_a_new_controller(tmp_path: Path) -> None:
     """Its trees are of several rounds, each with an epoch of its own: nothing is written and nobody halts; in the first
     round that it makes itself all trees are new, since ranks might have different plans."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            lose(r, "spine1")
-            (job,) = r.controller.jobs.all()
-            await until(lambda: job.round is not None)
-            plans = await all_resume(r, plans)
-            assert [tree.stays for tree in plans[0].trees].count(True) == 1
-            await until(lambda: not r.controller.jobs._recovery.background)
-        before = held(r)
-        async with asyncio.timeout(20), restarted(r) as r:
-            watchers = [await r.watch(plan) for plan in plans]
-            (job,) = r.controller.jobs.registry.active()
-            assert (job.awaited, job.round) == (set(), None)
-            assert held(r) == before
-            restart(r, "spine1")
-            for watcher in watchers:
-                assert isinstance(await watcher.next(), Halt)
-            after = await all_resume(r, plans)
-            assert not any(tree.stays for plan in after for tree in plan.trees)
-            assert not {tree.data.qp for tree in after[0].trees} & {tree.data.qp for tree in plans[0].trees}
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        lose(r, "spine1")
+        (job,) = r.controller.jobs.all()
+        await until(lambda: job.round is not None)
+        plans = await all_resume(r, plans)
+        assert [tree.stays for tree in plans[0].trees].count(True) == 1
+        await until(lambda: not r.controller.jobs._recovery.background)
+    before = held(r)
+    async with asyncio.timeout(20), restarted(r) as r:
+        watchers = [await r.watch(plan) for plan in plans]
+        (job,) = r.controller.jobs.registry.active()
+        assert (job.awaited, job.round) == (set(), None)
+        assert held(r) == before
+        restart(r, "spine1")
+        for watcher in watchers:
+            assert isinstance(await watcher.next(), Halt)
+        after = await all_resume(r, plans)
+        assert not any(tree.stays for plan in after for tree in plan.trees)
+        assert not {tree.data.qp for tree in after[0].trees} & {tree.data.qp for tree in plans[0].trees}
 
 
-def test_a_plan_that_no_rank_was_told_does_not_keep_a_job_from_going_on(tmp_path: Path) -> None:
+async def test_a_plan_that_no_rank_was_told_does_not_keep_a_job_from_going_on(tmp_path: Path) -> None:
     """A leaf was written anew for a plan, but the controller died before it could answer with it: all ranks have the
     ticket of before, which the leaf no longer bears out.  The last one of them to register has it adopted."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            later = await r.together(4, job="later")
-        leaf = r.switches["leaf1"]
-        (job,) = [job for job in r.controller.jobs.all() if job.name == plans[0].job]
-        epoch = job.streams[0].epoch
-        gone = fold_tables.by_epoch(leaf.state.values())[epoch]
-        leaf.state = {key: entity for key, entity in leaf.state.items() if entity not in gone}
-        async with restarted(r) as r:
-            for plan in plans[:3]:
-                error = await refused(r, watching(plan))
-                assert error.code() is Code.UNAVAILABLE
-                assert "leaf1 does not hold its entries" in (error.details() or "")
-            watchers = [await r.watch(plan) for plan in reversed(plans)]
-            for watcher in watchers:
-                assert isinstance(await watcher.next(), Halt)
-            for plan in await all_resume(r, plans):
-                await r.leave(plan)
-            await r.controller.jobs.end_grace()
-            await until(r.base_only)
-            assert set(r.controller._allocator.used().values()) == {0}
-            assert (await refused(r, watching(later[0]))).code() is Code.FAILED_PRECONDITION
-
-    run(story())
-
-
-def test_without_jobs_a_controller_needs_all_its_switches(tmp_path: Path) -> None:
-    """A switch that does not answer is then more likely a wrong address than a death."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            pass
-        r.switches["spine1"].unreachable = True
-        with pytest.raises(StartError, match="spine1: nobody answers"):
-            async with restarted(r, start_timeout=0.5):
-                pass
-
-    run(story())
-
-
-def test_what_nobody_claims_goes_after_the_grace(tmp_path: Path) -> None:
-    """Entries, slots and numbers; and ranks of an adopted job that have not registered are lost to the others."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            unknown = await r.together(4, job="unknown")
-        async with restarted(r) as r:
-            watcher = await r.watch(plans[0])
-            for plan in plans[2:]:
-                await r.watch(plan)
-            await r.controller.jobs.end_grace()
-            event = await watcher.next()
-            assert isinstance(event, RankLost)
-            assert (event.rank, event.host) == (1, "h2")
-            assert "has not registered with the new controller within 30 s" in event.why
-            for name in r.switches:
-                gone = {stream.qp >> roce.OPERATION_BITS for plan in unknown for stream in streams(plan)}
-                assert connections(r, name).isdisjoint(gone)
-            error = await refused(r, watching(unknown[0]))
-            assert error.code() is Code.FAILED_PRECONDITION
-            assert "30 s or more after the controller's start" in (error.details() or "")
-            for plan in (plans[0], *plans[2:]):
-                await r.leave(plan)
-            await until(r.base_only)
-            assert set(r.controller._allocator.used().values()) == {0}
-
-    run(story())
-
-
-def test_the_ticket_of_a_job_that_has_ended_adopts_nothing(tmp_path: Path) -> None:
-    """The switches say that it has."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            for plan in plans:
-                await r.leave(plan)
-        async with restarted(r) as r:
-            error = await refused(r, watching(plans[0]))
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        later = await r.together(4, job="later")
+    leaf = r.switches["leaf1"]
+    (job,) = [job for job in r.controller.jobs.all() if job.name == plans[0].job]
+    epoch = job.streams[0].epoch
+    gone = fold_tables.by_epoch(leaf.state.values())[epoch]
+    leaf.state = {key: entity for key, entity in leaf.state.items() if entity not in gone}
+    async with restarted(r) as r:
+        for plan in plans[:3]:
+            error = await refused(r, watching(plan))
             assert error.code() is Code.UNAVAILABLE
-            assert "does not hold its entries" in (error.details() or "")
-            assert r.controller.jobs.all() == []
-            assert set(r.controller._allocator.used().values()) == {0}
-
-    run(story())
-
-
-def test_entries_that_were_changed_meanwhile_are_not_adopted(tmp_path: Path) -> None:
-    """A wrong sum would be worse than none: one parameter of one entry is another."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-        leaf = r.switches["leaf1"].state
-        key, entry = next((key, entry) for key, entry in leaf.items()
-                          if isinstance(entry, Entry) and entry.action == tables.REWRITE)
-        leaf[key] = msgspec.structs.replace(entry, params=(*entry.params[:-1], (entry.params[-1][0], 99)))
-        async with restarted(r) as r:
-            error = await refused(r, watching(plans[0]))
             assert "leaf1 does not hold its entries" in (error.details() or "")
+        watchers = [await r.watch(plan) for plan in reversed(plans)]
+        for watcher in watchers:
+            assert isinstance(await watcher.next(), Halt)
+        for plan in await all_resume(r, plans):
+            await r.leave(plan)
+        await r.controller.jobs.end_grace()
+        await until(r.base_only)
+        assert set(r.controller._allocator.used().values()) == {0}
+        assert (await refused(r, watching(later[0]))).code() is Code.FAILED_PRECONDITION
 
-    run(story())
+
+async def test_without_jobs_a_controller_needs_all_its_switches(tmp_path: Path) -> None:
+    """A switch that does not answer is then more likely a wrong address than a death."""
+    async with rig(tmp_path) as r:
+        pass
+    r.switches["spine1"].unreachable = True
+    with pytest.raises(StartError, match="spine1: nobody answers"):
+        async with restarted(r, start_timeout=0.5):
+            pass
 
 
-def test_only_the_rank_itself_can_register_it(tmp_path: Path) -> None:
+async def test_what_nobody_claims_goes_after_the_grace(tmp_path: Path) -> None:
+    """Entries, slots and numbers; and ranks of an adopted job that have not registered are lost to the others."""
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        unknown = await r.together(4, job="unknown")
+    async with restarted(r) as r:
+        watcher = await r.watch(plans[0])
+        for plan in plans[2:]:
+            await r.watch(plan)
+        await r.controller.jobs.end_grace()
+        event = await watcher.next()
+        assert isinstance(event, RankLost)
+        assert (event.rank, event.host) == (1, "h2")
+        assert "has not registered with the new controller within 30 s" in event.why
+        for name in r.switches:
+            gone = {stream.qp >> roce.OPERATION_BITS for plan in unknown for stream in streams(plan)}
+            assert connections(r, name).isdisjoint(gone)
+        error = await refused(r, watching(unknown[0]))
+        assert error.code() is Code.FAILED_PRECONDITION
+        assert "30 s or more after the controller's start" in (error.details() or "")
+        for plan in (plans[0], *plans[2:]):
+            await r.leave(plan)
+        await until(r.base_only)
+        assert set(r.controller._allocator.used().values()) == {0}
+
+
+async def test_the_ticket_of_a_job_that_has_ended_adopts_nothing(tmp_path: Path) -> None:
+    """The switches say that it has."""
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        for plan in plans:
+            await r.leave(plan)
+    async with restarted(r) as r:
+        error = await refused(r, watching(plans[0]))
+        assert error.code() is Code.UNAVAILABLE
+        assert "does not hold its entries" in (error.details() or "")
+        assert r.controller.jobs.all() == []
+        assert set(r.controller._allocator.used().values()) == {0}
+
+
+async def test_entries_that_were_changed_meanwhile_are_not_adopted(tmp_path: Path) -> None:
+    """A wrong sum would be worse than none: one parameter of one entry is another."""
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+    leaf = r.switches["leaf1"].state
+    key, entry = next((key, entry) for key, entry in leaf.items()
+                      if isinstance(entry, Entry) and entry.action == tables.REWRITE)
+    leaf[key] = msgspec.structs.replace(entry, params=(*entry.params[:-1], (entry.params[-1][0], 99)))
+    async with restarted(r) as r:
+        error = await refused(r, watching(plans[0]))
+        assert "leaf1 does not hold its entries" in (error.details() or "")
+
+
+async def test_only_the_rank_itself_can_register_it(tmp_path: Path) -> None:
     """Another rank's secret, another job's ticket, and a ticket with another seal are refused."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            other = await r.together(2, job="other")
-        async with restarted(r) as r:
-            mine = watching(plans[0])
-            for wrong in (
-                msgspec.structs.replace(mine, secret=plans[1].rank_secret),
-                msgspec.structs.replace(mine, ticket=other[0].ticket),
-                msgspec.structs.replace(mine, ticket=ticket.seal(b"x" * 32, ticket.unseal(
-                    r.controller.jobs.registry.key, plans[0].ticket))),
-                msgspec.structs.replace(mine, rank=9),
-            ):
-                assert (await refused(r, wrong)).code() is Code.PERMISSION_DENIED
-            assert r.controller.jobs.all() == []
-            await r.watch(plans[0])
-            assert (await refused(r, mine)).code() is Code.ALREADY_EXISTS
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        other = await r.together(2, job="other")
+    async with restarted(r) as r:
+        mine = watching(plans[0])
+        for wrong in (
+            msgspec.structs.replace(mine, secret=plans[1].rank_secret),
+            msgspec.structs.replace(mine, ticket=other[0].ticket),
+            msgspec.structs.replace(mine, ticket=ticket.seal(b"x" * 32, ticket.unseal(
+                r.controller.jobs.registry.key, plans[0].ticket))),
+            msgspec.structs.replace(mine, rank=9),
+        ):
+            assert (await refused(r, wrong)).code() is Code.PERMISSION_DENIED
+        assert r.controller.jobs.all() == []
+        await r.watch(plans[0])
+        assert (await refused(r, mine)).code() is Code.ALREADY_EXISTS
 
 
-def test_a_switch_that_was_started_anew_meanwhile_is_planned_around(tmp_path: Path) -> None:
+async def test_a_switch_that_was_started_anew_meanwhile_is_planned_around(tmp_path: Path) -> None:
     """It holds nothing of the job: all ranks halt as soon as they have registered, and go on over new entries."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-        restart(r, "spine1")
-        async with restarted(r) as r:
-            watchers = [await r.watch(plan) for plan in plans]
-            assert [await watcher.next() for watcher in watchers] == [Halt(1, "spine1 was away")] * 4
-            after = await all_resume(r, plans, {1: 3})
-            assert [tree.name for tree in after[0].trees] == ["spine1", "spine2"]
-            assert {plan.round for plan in after} == {1}
-            for plan in after:
-                await r.leave(plan)
-            await until(r.base_only)
-            assert set(r.controller._allocator.used().values()) == {0}
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+    restart(r, "spine1")
+    async with restarted(r) as r:
+        watchers = [await r.watch(plan) for plan in plans]
+        assert [await watcher.next() for watcher in watchers] == [Halt(1, "spine1 was away")] * 4
+        after = await all_resume(r, plans, {1: 3})
+        assert [tree.name for tree in after[0].trees] == ["spine1", "spine2"]
+        assert {plan.round for plan in after} == {1}
+        for plan in after:
+            await r.leave(plan)
+        await until(r.base_only)
+        assert set(r.controller._allocator.used().values()) == {0}
 
 
-def test_a_round_that_was_cut_off_before_any_rank_had_its_plan_is_made_anew(tmp_path: Path) -> None:
+async def test_a_round_that_was_cut_off_before_any_rank_had_its_plan_is_made_anew(tmp_path: Path) -> None:
     """Some ranks have halted, others have not heard of it: all halt under the new controller, and begin where the
     slowest was."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            watcher = await r.watch(plans[0])
-            lose(r, "spine1")
-            assert await watcher.next() == Halt(1, "spine1 is down")
-        restart(r, "spine1")
-        async with restarted(r) as r:
-            watchers = [await r.watch(plan, heard=1 if plan.rank < 2 else 0) for plan in plans]
-            for watcher in watchers:
-                event = await watcher.next()
-                assert isinstance(event, Halt)
-                assert event.round >= 1
-            after = await all_resume(r, plans, {0: 5, 1: 4, 2: 9, 3: 8})
-            for plan, new in zip(plans, after, strict=True):
-                assert [(now.psn - was.psn) & roce.PSN_MASK for was, now in
-                        zip(streams(plan), streams(new), strict=True)] == [4] * 4
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        watcher = await r.watch(plans[0])
+        lose(r, "spine1")
+        assert await watcher.next() == Halt(1, "spine1 is down")
+    restart(r, "spine1")
+    async with restarted(r) as r:
+        watchers = [await r.watch(plan, heard=1 if plan.rank < 2 else 0) for plan in plans]
+        for watcher in watchers:
+            event = await watcher.next()
+            assert isinstance(event, Halt)
+            assert event.round >= 1
+        after = await all_resume(r, plans, {0: 5, 1: 4, 2: 9, 3: 8})
+        for plan, new in zip(plans, after, strict=True):
+            assert [(now.psn - was.psn) & roce.PSN_MASK for was, now in
+                    zip(streams(plan), streams(new), strict=True)] == [4] * 4
 
 
 @pytest.mark.parametrize("first", [0, 3])
-def test_a_round_of_which_only_some_ranks_have_the_plan_is_followed_by_another(tmp_path: Path, first: int) -> None:
+async def test_a_round_of_which_only_some_ranks_have_the_plan_is_followed_by_another(
+    tmp_path: Path, first: int
+) -> None:
     """Ranks 0 and 1 have gone on by the new plan, 2 and 3 still stand still by the old one, when the controller dies.
     Whoever registers first, all halt once more, each says what it lacks by its own plan, and all end with one."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            watcher = await r.watch(plans[0])
-            lose(r, "spine1")
-            assert await watcher.next() == Halt(1, "spine1 is down")
-            kept = held(r)
-            after = await all_resume(r, plans)
-        for name, state in kept.items():  # the old entries had not been removed yet
-            if name != "spine1":
-                r.switches[name].state.update(state)
-        restart(r, "spine1")
-        async with restarted(r) as r:
-            known = [*after[:2], *plans[2:]]
-            order = [*known[first:], *known[:first]]
-            watchers: dict[int, Watcher] = {}
-            for plan in order:
-                watchers[plan.rank] = await r.watch(plan, heard=1)
-            for rank, watcher in watchers.items():
-                number = 0
-                while number <= known[rank].round:
-                    event = await watcher.next()
-                    assert isinstance(event, Halt)
-                    number = event.round
-            final = await all_resume(r, known, {0: 6, 1: 2, 2: 2, 3: 5})
-            assert len({plan.round for plan in final}) == 1
-            assert final[0].round >= 2
-            for plan, new in zip(plans, final, strict=True):
-                assert [(now.psn - was.psn) & roce.PSN_MASK for was, now in
-                        zip(streams(plan), streams(new), strict=True)] == [2] * 4
-            assert [s.peer_qp for s in streams(final[0])] == [s.qp for s in streams(final[1])]
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        watcher = await r.watch(plans[0])
+        lose(r, "spine1")
+        assert await watcher.next() == Halt(1, "spine1 is down")
+        kept = held(r)
+        after = await all_resume(r, plans)
+    for name, state in kept.items():  # the old entries had not been removed yet
+        if name != "spine1":
+            r.switches[name].state.update(state)
+    restart(r, "spine1")
+    async with restarted(r) as r:
+        known = [*after[:2], *plans[2:]]
+        order = [*known[first:], *known[:first]]
+        watchers: dict[int, Watcher] = {}
+        for plan in order:
+            watchers[plan.rank] = await r.watch(plan, heard=1)
+        for rank, watcher in watchers.items():
+            number = 0
+            while number <= known[rank].round:
+                event = await watcher.next()
+                assert isinstance(event, Halt)
+                number = event.round
+        final = await all_resume(r, known, {0: 6, 1: 2, 2: 2, 3: 5})
+        assert len({plan.round for plan in final}) == 1
+        assert final[0].round >= 2
+        for plan, new in zip(plans, final, strict=True):
+            assert [(now.psn - was.psn) & roce.PSN_MASK for was, now in
+                    zip(streams(plan), streams(new), strict=True)] == [2] * 4
+        assert [s.peer_qp for s in streams(final[0])] == [s.qp for s in streams(final[1])]
 
 
-def test_a_rank_whose_plan_is_older_than_what_the_switches_hold_waits_for_the_others(tmp_path: Path) -> None:
+async def test_a_rank_whose_plan_is_older_than_what_the_switches_hold_waits_for_the_others(tmp_path: Path) -> None:
     """Its ticket adopts nothing, since the entries have moved; it is told to come again, and does when another rank has
     shown the later plan."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            watcher = await r.watch(plans[0])
-            lose(r, "spine1")
-            assert await watcher.next() == Halt(1, "spine1 is down")
-            after = await all_resume(r, plans)
-            old = {s.qp >> roce.OPERATION_BITS for s in streams(plans[0])}
-            await until(lambda: connections(r, "leaf1").isdisjoint(old))
-        restart(r, "spine1")
-        async with restarted(r) as r:
-            error = await refused(r, watching(plans[3]))
-            assert error.code() is Code.UNAVAILABLE
-            await r.watch(after[0], heard=1)
-            late = await r.watch(plans[3], heard=1)
-            assert isinstance(await late.next(), Halt)
-            assert len(r.controller.jobs.all()) == 1
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        watcher = await r.watch(plans[0])
+        lose(r, "spine1")
+        assert await watcher.next() == Halt(1, "spine1 is down")
+        after = await all_resume(r, plans)
+        old = {s.qp >> roce.OPERATION_BITS for s in streams(plans[0])}
+        await until(lambda: connections(r, "leaf1").isdisjoint(old))
+    restart(r, "spine1")
+    async with restarted(r) as r:
+        error = await refused(r, watching(plans[3]))
+        assert error.code() is Code.UNAVAILABLE
+        await r.watch(after[0], heard=1)
+        late = await r.watch(plans[3], heard=1)
+        assert isinstance(await late.next(), Halt)
+        assert len(r.controller.jobs.all()) == 1
 
 
-def test_ranks_that_leave_wait_for_those_that_have_yet_to_register(tmp_path: Path) -> None:
+async def test_ranks_that_leave_wait_for_those_that_have_yet_to_register(tmp_path: Path) -> None:
     """A rank that comes late may lack results: it is asked first."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(2)
-        async with restarted(r) as r:
-            await r.watch(plans[0])
-            (job,) = r.controller.jobs.all()
-            request = Leave(plans[0].job, 0, plans[0].epoch, "", plans[0].rank_secret)
-            leaving = asyncio.create_task(r.call("Leave", request, Done))
-            await until(lambda: job.leaving == {0})
-            assert job.left == set()
-            await r.watch(plans[1])
-            await leaving
-            assert (job.left, job.left_early) == ({0}, False)
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(2)
+    async with restarted(r) as r:
+        await r.watch(plans[0])
+        (job,) = r.controller.jobs.all()
+        request = Leave(plans[0].job, 0, plans[0].epoch, "", plans[0].rank_secret)
+        leaving = asyncio.create_task(r.call("Leave", request, Done))
+        await until(lambda: job.leaving == {0})
+        assert job.left == set()
+        await r.watch(plans[1])
+        await leaving
+        assert (job.left, job.left_early) == ({0}, False)
 
 
-def test_a_controller_that_stands_back_halts_nobody(tmp_path: Path) -> None:
+async def test_a_controller_that_stands_back_halts_nobody(tmp_path: Path) -> None:
     """A later controller has taken a switch from it: that the session is gone says nothing of the switch."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            await r.together(4)
-            r.controller.jobs.stand_back()
-            lose(r, "spine1")
-            await until(lambda: not r.controller._targets["spine1"].is_up)
-            await r.controller.replan()
-            (job,) = r.controller.jobs.all()
-            assert job.round is None
-
-    run(story())
+    async with rig(tmp_path) as r:
+        await r.together(4)
+        r.controller.jobs.stand_back()
+        lose(r, "spine1")
+        await until(lambda: not r.controller._targets["spine1"].is_up)
+        await r.controller.replan()
+        (job,) = r.controller.jobs.all()
+        assert job.round is None
 
 
-def test_a_job_without_trees_is_adopted_as_well(tmp_path: Path) -> None:
+async def test_a_job_without_trees_is_adopted_as_well(tmp_path: Path) -> None:
     """It holds nothing on switches; its ranks' deaths are seen all the same."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(2, fold=False)
-        async with restarted(r) as r:
-            watchers = [await r.watch(plan) for plan in plans]
-            (job,) = r.controller.jobs.all()
-            assert "asked for no folding" in job.reason
-            watchers[0].die()
-            assert isinstance(await watchers[1].next(), RankLost)
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(2, fold=False)
+    async with restarted(r) as r:
+        watchers = [await r.watch(plan) for plan in plans]
+        (job,) = r.controller.jobs.all()
+        assert "asked for no folding" in job.reason
+        watchers[0].die()
+        assert isinstance(await watchers[1].next(), RankLost)
 
 
-def test_a_name_that_is_being_joined_belongs_to_the_job_that_runs(tmp_path: Path) -> None:
+async def test_a_name_that_is_being_joined_belongs_to_the_job_that_runs(tmp_path: Path) -> None:
     """Who joined under it in the moment before the running job's ranks registered is told."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(2)
-        async with restarted(r) as r:
-            joining = asyncio.create_task(r.refusal(r.join(0, 2)))
-            await until(lambda: r.waiting() == 1)
-            await r.watch(plans[0])
-            code, words = await joining
-            assert (code, "runs already" in words) == (Code.ABORTED, True)
-            assert [job.epoch for job in r.controller.jobs.all()] == [plans[0].epoch]
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(2)
+    async with restarted(r) as r:
+        joining = asyncio.create_task(r.refusal(r.join(0, 2)))
+        await until(lambda: r.waiting() == 1)
+        await r.watch(plans[0])
+        code, words = await joining
+        assert (code, "runs already" in words) == (Code.ABORTED, True)
+        assert [job.epoch for job in r.controller.jobs.all()] == [plans[0].epoch]
 
 
-def test_an_operator_can_end_an_adopted_job(tmp_path: Path) -> None:
+async def test_an_operator_can_end_an_adopted_job(tmp_path: Path) -> None:
     """It goes from the switches at once."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(2)
-        async with restarted(r) as r:
-            watcher = await r.watch(plans[0])
-            assert await r.controller.jobs.drop("j")
-            assert isinstance(await watcher.next(), JobEndedEvent)
-            await until(r.base_only)
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(2)
+    async with restarted(r) as r:
+        watcher = await r.watch(plans[0])
+        assert await r.controller.jobs.drop("j")
+        assert isinstance(await watcher.next(), JobEndedEvent)
+        await until(r.base_only)
 
 
-def test_a_ticket_is_held_by_some_ranks_alone(tmp_path: Path) -> None:
+async def test_a_ticket_is_held_by_some_ranks_alone(tmp_path: Path) -> None:
     """By one on each machine, of eight machines at most, since it grows with the job; all hold the same one."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(8)
-            assert [bool(plan.ticket.value) for plan in plans] == [True] * 4 + [False] * 4
-            assert [plan.waits for plan in plans] == [False] * 4 + [True] * 4
-            assert all(plan.registers for plan in plans)
-            assert len({plan.ticket for plan in plans[:4]}) == 1
-            made = ticket.unseal(r.controller.jobs.registry.key, plans[0].ticket)
-            assert (made.job, made.round, made.secret) == ("j", 0, plans[0].secret)
-            (job,) = r.controller.jobs.all()
-            job.hosts = [f"h{rank // 2}" for rank in range(1024)]
-            assert sorted(ticket.holders(job)) == [0, 128, 256, 384, 512, 640, 768, 896]
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(8)
+        assert [bool(plan.ticket.value) for plan in plans] == [True] * 4 + [False] * 4
+        assert [plan.waits for plan in plans] == [False] * 4 + [True] * 4
+        assert all(plan.registers for plan in plans)
+        assert len({plan.ticket for plan in plans[:4]}) == 1
+        made = ticket.unseal(r.controller.jobs.registry.key, plans[0].ticket)
+        assert (made.job, made.round, made.secret) == ("j", 0, plans[0].secret)
+        (job,) = r.controller.jobs.all()
+        job.hosts = [f"h{rank // 2}" for rank in range(1024)]
+        assert sorted(ticket.holders(job)) == [0, 128, 256, 384, 512, 640, 768, 896]
 
 
-def test_ranks_without_tickets_register_once_one_with_a_ticket_has(tmp_path: Path) -> None:
+async def test_ranks_without_tickets_register_once_one_with_a_ticket_has(tmp_path: Path) -> None:
     """They wait for it; then the job goes on, and nothing is written."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(8)
-        before = held(r)
-        async with restarted(r) as r:
-            waiting = [asyncio.create_task(r.watch(plan)) for plan in plans[4:]]
-            await until(lambda: len(r.controller._adoption._changed._waiters) == 4)  # type: ignore[attr-defined]
-            assert not r.controller.jobs.all()
-            await r.watch(plans[2])
-            watchers = await asyncio.gather(*waiting, *(r.watch(plan) for plan in (plans[0], plans[1], plans[3])))
-            (job,) = r.controller.jobs.all()
-            assert (job.awaited, job.round, len(watchers)) == (set(), None, 7)
-            assert held(r) == before
-            for plan in plans:
-                await r.leave(plan)
-            await until(r.base_only)
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(8)
+    before = held(r)
+    async with restarted(r) as r:
+        waiting = [asyncio.create_task(r.watch(plan)) for plan in plans[4:]]
+        await until(lambda: len(r.controller._adoption._changed._waiters) == 4)  # type: ignore[attr-defined]
+        assert not r.controller.jobs.all()
+        await r.watch(plans[2])
+        watchers = await asyncio.gather(*waiting, *(r.watch(plan) for plan in (plans[0], plans[1], plans[3])))
+        (job,) = r.controller.jobs.all()
+        assert (job.awaited, job.round, len(watchers)) == (set(), None, 7)
+        assert held(r) == before
+        for plan in plans:
+            await r.leave(plan)
+        await until(r.base_only)
 
 
-def test_ranks_whose_tickets_are_all_gone_are_refused_in_the_end(tmp_path: Path) -> None:
+async def test_ranks_whose_tickets_are_all_gone_are_refused_in_the_end(tmp_path: Path) -> None:
     """When the grace is over nobody can bring the job; whoever comes later is refused at once, and a liar before."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(8)
-        async with restarted(r, grace=0.2) as r:
-            liar = msgspec.structs.replace(watching(plans[7]), secret=plans[6].rank_secret)
-            assert (await refused(r, liar)).code() is Code.PERMISSION_DENIED
-            for _ in range(2):
-                error = await refused(r, watching(plans[7]))
-                assert error.code() is Code.FAILED_PRECONDITION
-                assert "there is no such rank" in (error.details() or "")
-            await until(r.base_only)
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(8)
+    async with restarted(r, grace=0.2) as r:
+        liar = msgspec.structs.replace(watching(plans[7]), secret=plans[6].rank_secret)
+        assert (await refused(r, liar)).code() is Code.PERMISSION_DENIED
+        for _ in range(2):
+            error = await refused(r, watching(plans[7]))
+            assert error.code() is Code.FAILED_PRECONDITION
+            assert "there is no such rank" in (error.details() or "")
+        await until(r.base_only)
 
 
 @pytest.mark.parametrize("first", [0, 7])
-def test_ranks_without_tickets_may_have_a_later_plan_than_any_ticket_has(tmp_path: Path, first: int) -> None:
+async def test_ranks_without_tickets_may_have_a_later_plan_than_any_ticket_has(tmp_path: Path, first: int) -> None:
     """The controller dies when it has answered some ranks of a round, none of which holds a ticket.  Whoever registers
     first, all halt once more, each says what it lacks by its own plan, and all end with one."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(8)
-            watcher = await r.watch(plans[0])
-            lose(r, "spine1")
-            assert await watcher.next() == Halt(1, "spine1 is down")
-            kept = held(r)
-            after = await all_resume(r, plans, dict.fromkeys(range(8), 10))
-        for name, state in kept.items():  # the old entries had not been removed yet
-            if name != "spine1":
-                r.switches[name].state.update(state)
-        restart(r, "spine1")
-        mixed = [*plans[:4], *after[4:]]
-        async with restarted(r) as r:
-            order = sorted(mixed, key=lambda plan: plan.rank != first)
-            watchers = await asyncio.gather(*(r.watch(plan, heard=1) for plan in order))
-            for watcher in watchers:
+    async with rig(tmp_path) as r:
+        plans = await r.together(8)
+        watcher = await r.watch(plans[0])
+        lose(r, "spine1")
+        assert await watcher.next() == Halt(1, "spine1 is down")
+        kept = held(r)
+        after = await all_resume(r, plans, dict.fromkeys(range(8), 10))
+    for name, state in kept.items():  # the old entries had not been removed yet
+        if name != "spine1":
+            r.switches[name].state.update(state)
+    restart(r, "spine1")
+    mixed = [*plans[:4], *after[4:]]
+    async with restarted(r) as r:
+        order = sorted(mixed, key=lambda plan: plan.rank != first)
+        watchers = await asyncio.gather(*(r.watch(plan, heard=1) for plan in order))
+        for watcher in watchers:
+            event = await watcher.next()
+            assert isinstance(event, Halt)
+            while event.round < 2:  # the first ranks may hear of a round that others make a later one
                 event = await watcher.next()
                 assert isinstance(event, Halt)
-                while event.round < 2:  # the first ranks may hear of a round that others make a later one
-                    event = await watcher.next()
-                    assert isinstance(event, Halt)
-            last = await all_resume(r, mixed, {rank: 12 if rank < 4 else 3 for rank in range(8)})
-            assert {plan.round for plan in last} == {2}
-            for plan, new in zip(plans, last, strict=True):
-                assert [(now.psn - was.psn) & roce.PSN_MASK for was, now in
-                        zip(streams(plan), streams(new), strict=True)] == [12 if plan.rank < 4 else 13] * 4
-            for plan in last:
-                await r.leave(plan)
-            await r.controller.jobs.end_grace()  # what the second plan had on switches
-            await until(r.base_only)
-
-    run(story())
+        last = await all_resume(r, mixed, {rank: 12 if rank < 4 else 3 for rank in range(8)})
+        assert {plan.round for plan in last} == {2}
+        for plan, new in zip(plans, last, strict=True):
+            assert [(now.psn - was.psn) & roce.PSN_MASK for was, now in
+                    zip(streams(plan), streams(new), strict=True)] == [12 if plan.rank < 4 else 13] * 4
+        for plan in last:
+            await r.leave(plan)
+        await r.controller.jobs.end_grace()  # what the second plan had on switches
+        await until(r.base_only)

@@ -72,31 +72,27 @@ async def outcome(r: Rig, method: str, request: msgspec.Struct, token: str) -> t
 
 
 @pytest.mark.parametrize("method", CALLS)
-def test_each_method_takes_the_tokens_of_its_scopes_alone(tmp_path: Path, method: str) -> None:
+async def test_each_method_takes_the_tokens_of_its_scopes_alone(tmp_path: Path, method: str) -> None:
     """A job's token drops no job and drains no switch, a viewer's changes nothing; the refusal says which token to name
     and where, and shows none."""
     request, allowed = CALLS[method]
-
-    async def story() -> None:
-        async with rig(tmp_path, **scopes(tmp_path)) as r:
-            for token in ("", "wrong", "viewers", "jobs", "operators"):
-                code, words = await outcome(r, method, request, token)
-                expected = f"{method.rpartition('/')[2]}: expected the token of scope "
-                if token in allowed:
-                    assert expected not in words
-                    continue
-                assert words.startswith(expected)
-                if token in ("", "wrong"):
-                    assert code is Code.UNAUTHENTICATED
-                    assert "NETFOLD_TOKEN_FILE" in words
-                else:
-                    assert code is Code.PERMISSION_DENIED
-                    assert "Ask whoever runs the fabric" in words
-                assert "operators" not in words
-                if "operators" in allowed and "jobs" not in allowed:
-                    assert not r.controller.drains.names
-
-    run(story())
+    async with rig(tmp_path, **scopes(tmp_path)) as r:
+        for token in ("", "wrong", "viewers", "jobs", "operators"):
+            code, words = await outcome(r, method, request, token)
+            expected = f"{method.rpartition('/')[2]}: expected the token of scope "
+            if token in allowed:
+                assert expected not in words
+                continue
+            assert words.startswith(expected)
+            if token in ("", "wrong"):
+                assert code is Code.UNAUTHENTICATED
+                assert "NETFOLD_TOKEN_FILE" in words
+            else:
+                assert code is Code.PERMISSION_DENIED
+                assert "Ask whoever runs the fabric" in words
+            assert "operators" not in words
+            if "operators" in allowed and "jobs" not in allowed:
+                assert not r.controller.drains.names
 
 
 def test_every_method_has_its_line_in_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -117,64 +113,52 @@ def test_every_method_has_its_line_in_the_table(monkeypatch: pytest.MonkeyPatch,
     assert served == set(CALLS)
 
 
-def test_a_tenant_reads_the_status_of_its_own_jobs(tmp_path: Path) -> None:
+async def test_a_tenant_reads_the_status_of_its_own_jobs(tmp_path: Path) -> None:
     """Switches and links it sees whole, other tenants' jobs and everybody's totals not at all."""
-
-    async def story() -> None:
-        tenants = (tenant(tmp_path, "red"), tenant(tmp_path, "blue"))
-        async with rig(tmp_path, tenants=tenants, **scopes(tmp_path)) as r:
-            for name in ("red", "blue"):
-                r.metadata = tokens.metadata(name)
-                await r.together(2, job=f"job of {name}".replace(" ", "-"))
-            for token, expected in (("red", ["job-of-red"]), ("blue", ["job-of-blue"]), ("jobs", []),
-                                    ("viewers", ["job-of-red", "job-of-blue"])):
-                status = await client.status(r.fabric.jobs, token=token)
-                assert [job.name for job in status.jobs] == expected
-                assert len(status.switches) == 4
-                assert status.totals.jobs == (2 if token == "viewers" else 0)
-            everything = await client.status(r.fabric.jobs, token="operators")
-            assert [job.tenant for job in everything.jobs] == ["red", "blue"]
-
-    run(story())
+    tenants = (tenant(tmp_path, "red"), tenant(tmp_path, "blue"))
+    async with rig(tmp_path, tenants=tenants, **scopes(tmp_path)) as r:
+        for name in ("red", "blue"):
+            r.metadata = tokens.metadata(name)
+            await r.together(2, job=f"job of {name}".replace(" ", "-"))
+        for token, expected in (("red", ["job-of-red"]), ("blue", ["job-of-blue"]), ("jobs", []),
+                                ("viewers", ["job-of-red", "job-of-blue"])):
+            status = await client.status(r.fabric.jobs, token=token)
+            assert [job.name for job in status.jobs] == expected
+            assert len(status.switches) == 4
+            assert status.totals.jobs == (2 if token == "viewers" else 0)
+        everything = await client.status(r.fabric.jobs, token="operators")
+        assert [job.tenant for job in everything.jobs] == ["red", "blue"]
 
 
-def test_a_tenant_cannot_join_a_job_of_another_one(tmp_path: Path) -> None:
+async def test_a_tenant_cannot_join_a_job_of_another_one(tmp_path: Path) -> None:
     """The name is taken, whoever guesses it."""
-
-    async def story() -> None:
-        tenants = (tenant(tmp_path, "red"), tenant(tmp_path, "blue"))
-        async with rig(tmp_path, tenants=tenants, **scopes(tmp_path)) as r:
-            r.metadata = tokens.metadata("red")
-            plans = await r.together(2)
-            r.metadata = tokens.metadata("blue")
-            code, words = await r.refusal(r.join(1))
-            assert (code, "taken by a job of another tenant" in words) == (Code.PERMISSION_DENIED, True)
-            r.metadata = tokens.metadata("red")
-            await r.leave(plans[0])
-            r.metadata = tokens.metadata("blue")
-            assert (await r.refusal(r.join(0)))[0] is Code.PERMISSION_DENIED
-
-    run(story())
+    tenants = (tenant(tmp_path, "red"), tenant(tmp_path, "blue"))
+    async with rig(tmp_path, tenants=tenants, **scopes(tmp_path)) as r:
+        r.metadata = tokens.metadata("red")
+        plans = await r.together(2)
+        r.metadata = tokens.metadata("blue")
+        code, words = await r.refusal(r.join(1))
+        assert (code, "taken by a job of another tenant" in words) == (Code.PERMISSION_DENIED, True)
+        r.metadata = tokens.metadata("red")
+        await r.leave(plans[0])
+        r.metadata = tokens.metadata("blue")
+        assert (await r.refusal(r.join(0)))[0] is Code.PERMISSION_DENIED
 
 
-def test_no_log_has_a_token_or_a_secret(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_log_has_a_token_or_a_secret(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Not at level DEBUG either: neither those of callers nor what the controller gave ranks."""
     caplog.set_level(logging.DEBUG)
-
-    async def story() -> None:
-        async with rig(tmp_path, **scopes(tmp_path)) as r:
-            r.metadata = tokens.metadata("jobs")
-            plans = await r.together(2)
-            watchers = [await r.watch(plan) for plan in plans]
-            await client.drain(r.fabric.jobs, "spine1", True, token="operators")
-            watchers[0].die()
-            await r.leave(plans[1], "because")
-            said = caplog.text + repr(plans) + repr(r.join(0))
-            assert "spine1" in said
-            for secret in ("Bearer", *(p.secret.value for p in plans), *(p.rank_secret.value for p in plans)):
-                assert secret not in said
-
-    run(story())
+    async with rig(tmp_path, **scopes(tmp_path)) as r:
+        r.metadata = tokens.metadata("jobs")
+        plans = await r.together(2)
+        watchers = [await r.watch(plan) for plan in plans]
+        await client.drain(r.fabric.jobs, "spine1", True, token="operators")
+        watchers[0].die()
+        await r.leave(plans[1], "because")
+        said = caplog.text + repr(plans) + repr(r.join(0))
+        assert "spine1" in said
+        for secret in ("Bearer", *(p.secret.value for p in plans), *(p.rank_secret.value for p in plans)):
+            assert secret not in said
 
 
 @pytest.mark.parametrize(("mode", "content", "says"), [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from netfold.wire.jobs import Plan, RankLost, Reform, Reformed
 from support.connecting import FIRST_QP, connect, empty, folding, nics, rc_entries
-from support.controller import BOUND, run, until
+from support.controller import BOUND, until
 from support.jobs import Rig
 
 ELSEWHERE = FIRST_QP + 5000
@@ -29,37 +29,33 @@ async def connected(r: Rig, calls: list[asyncio.Task[Plan]], first: int) -> list
     return plans
 
 
-def test_ranks_with_nics_go_on_without_a_lost_one_and_with_a_new_one(tmp_path: Path) -> None:
+async def test_ranks_with_nics_go_on_without_a_lost_one_and_with_a_new_one(tmp_path: Path) -> None:
     """They connect new queue pairs for new trees each time, and the switches hold nothing of those before."""
+    async with nics(tmp_path) as r:
+        plans, _ = await folding(r, ["rc"] * 4)
+        watchers = [await r.watch(plan) for plan in plans]
+        watchers[1].die()
+        assert isinstance(await watchers[0].next(), RankLost)
 
-    async def story() -> None:
-        async with nics(tmp_path) as r:
-            plans, _ = await folding(r, ["rc"] * 4)
-            watchers = [await r.watch(plan) for plan in plans]
-            watchers[1].die()
-            assert isinstance(await watchers[0].next(), RankLost)
+        async def goes_on(plan: Plan, *, grows: bool) -> Plan:
+            answer = await r.call("Reform", asks(plan, grows=grows), Reformed)
+            assert answer.plan is not None
+            return answer.plan
 
-            async def goes_on(plan: Plan, *, grows: bool) -> Plan:
-                answer = await r.call("Reform", asks(plan, grows=grows), Reformed)
-                assert answer.plan is not None
-                return answer.plan
-
-            left = [plans[rank] for rank in (0, 2, 3)]
-            calls = [asyncio.create_task(goes_on(plan, grows=False)) for plan in left]
-            after = await connected(r, calls, ELSEWHERE)
-            assert [(plan.rank, plan.world) for plan in after] == [(0, 3), (1, 3), (2, 3)]
-            for plan in after:
-                await r.watch(plan)
-            entries = {entry["queue_pair"] for name in ("leaf1", "leaf2") for entry in rc_entries(r, name)}
-            assert min(entries) >= ELSEWHERE
-            new = asyncio.create_task(r.call("Join", r.join(
-                0, 1, kind="rc", joining=True, address=r.fabric.hosts[1].address)))
-            await until(lambda: bool(r.controller.jobs._reforming._newcomers))
-            calls = [asyncio.create_task(goes_on(plan, grows=True)) for plan in after]
-            grown = await connected(r, [*calls, new], 2 * ELSEWHERE)
-            assert [(plan.rank, plan.world) for plan in grown] == [(0, 4), (1, 4), (2, 4), (3, 4)]
-            for plan in grown:
-                await r.leave(plan)
-            await empty(r)
-
-    run(story())
+        left = [plans[rank] for rank in (0, 2, 3)]
+        calls = [asyncio.create_task(goes_on(plan, grows=False)) for plan in left]
+        after = await connected(r, calls, ELSEWHERE)
+        assert [(plan.rank, plan.world) for plan in after] == [(0, 3), (1, 3), (2, 3)]
+        for plan in after:
+            await r.watch(plan)
+        entries = {entry["queue_pair"] for name in ("leaf1", "leaf2") for entry in rc_entries(r, name)}
+        assert min(entries) >= ELSEWHERE
+        new = asyncio.create_task(r.call("Join", r.join(
+            0, 1, kind="rc", joining=True, address=r.fabric.hosts[1].address)))
+        await until(lambda: bool(r.controller.jobs._reforming._newcomers))
+        calls = [asyncio.create_task(goes_on(plan, grows=True)) for plan in after]
+        grown = await connected(r, [*calls, new], 2 * ELSEWHERE)
+        assert [(plan.rank, plan.world) for plan in grown] == [(0, 4), (1, 4), (2, 4), (3, 4)]
+        for plan in grown:
+            await r.leave(plan)
+        await empty(r)

@@ -36,12 +36,7 @@ from support.controller import run, until
 from support.jobs import Code, Rig, Watcher
 from support.recovery import lose, restart, streams
 
-
-@pytest.fixture(autouse=True)
-def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switches that come back are found at once."""
-    monkeypatch.setattr("netfold.controller.switch.target.RETRY", (0.01,))
-
+pytestmark = pytest.mark.usefixtures("quick_sessions")
 
 
 class Member:

@@ -9,15 +9,16 @@ import pytest
 
 from netfold.wire import roce
 from netfold.wire.jobs import Halt, Plan
-from support.controller import run, until
+from support.controller import until
 from support.jobs import Rig, Watcher, rig
 from support.recovery import all_resume, connections, lose, restart
+
+pytestmark = pytest.mark.usefixtures("quick_sessions")
 
 
 @pytest.fixture(autouse=True)
 def never_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switches that come back are found at once, and nobody lives to see that leftovers go by themselves."""
-    monkeypatch.setattr("netfold.controller.switch.target.RETRY", (0.01,))
+    """Nobody lives to see that leftovers go by themselves."""
     monkeypatch.setattr("netfold.controller.jobs.recovery.CLEANING_DELAY", 1e6)
 
 
@@ -33,36 +34,28 @@ async def moved(r: Rig) -> tuple[set[int], list[Plan], Watcher]:
     return old, await all_resume(r, plans), watcher
 
 
-def test_leftovers_go_with_the_job(tmp_path: Path) -> None:
+async def test_leftovers_go_with_the_job(tmp_path: Path) -> None:
     """The ranks have their plans while the old entries are still there; when the job has ended, no slot is held."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            old, after, _ = await moved(r)
-            assert connections(r, "leaf1") & old, "the old entries"
-            for plan in after:
-                await r.leave(plan)
-            restart(r, "spine1")
-            await until(r.base_only)
-            assert set(r.controller._allocator.used().values()) == {0}
-
-    run(story())
+    async with rig(tmp_path) as r:
+        old, after, _ = await moved(r)
+        assert connections(r, "leaf1") & old, "the old entries"
+        for plan in after:
+            await r.leave(plan)
+        restart(r, "spine1")
+        await until(r.base_only)
+        assert set(r.controller._allocator.used().values()) == {0}
 
 
-def test_leftovers_go_with_the_next_round(tmp_path: Path) -> None:
+async def test_leftovers_go_with_the_next_round(tmp_path: Path) -> None:
     """A second failure comes before the first one's leftovers have gone: they go then, and only its own stay."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            old, after, watcher = await moved(r)
-            restart(r, "spine1")
-            await until(lambda: r.controller._targets["spine1"].is_up)
-            lose(r, "spine2")
-            assert await watcher.next() == Halt(2, "spine2 is down")
-            await until(lambda: not connections(r, "leaf1") & old)
-            await all_resume(r, after)
-            (job,) = r.controller.jobs.all()
-            assert job.round is not None
-            assert len([task for task in job.round.cleaning if not task.done()]) == 1
-
-    run(story())
+    async with rig(tmp_path) as r:
+        old, after, watcher = await moved(r)
+        restart(r, "spine1")
+        await until(lambda: r.controller._targets["spine1"].is_up)
+        lose(r, "spine2")
+        assert await watcher.next() == Halt(2, "spine2 is down")
+        await until(lambda: not connections(r, "leaf1") & old)
+        await all_resume(r, after)
+        (job,) = r.controller.jobs.all()
+        assert job.round is not None
+        assert len([task for task in job.round.cleaning if not task.done()]) == 1

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from netfold.wire.jobs import AllOpened, Opened, Plan
-from support.controller import run
 from support.jobs import Code, Rig, rig
 
 
@@ -25,40 +24,32 @@ async def all_opened(r: Rig, plans: list[Plan], **lacks: Any) -> list[AllOpened]
         r.call("Opened", opened(plan, lacks.get(f"r{plan.rank}", "")), AllOpened) for plan in plans)))
 
 
-def test_a_rank_that_folds_cannot_take_its_job_off_the_switches(tmp_path: Path) -> None:
+async def test_a_rank_that_folds_cannot_take_its_job_off_the_switches(tmp_path: Path) -> None:
     """One that has said that it lacks nothing, and says otherwise once the others fold, is refused: their trees stay.
     A notice that is repeated gets the same answer."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            assert [answer.lacking for answer in await all_opened(r, plans)] == [{}] * 4
-            (job,) = r.controller.jobs.all()
-            held = r.controller._allocator.used()
-            code, words = await r.refusal(opened(plans[1], "a port"), "Opened")
-            assert code is Code.FAILED_PRECONDITION
-            assert "rank 1: the other ranks fold already, and it cannot: a port. It must leave" in words
-            assert job.streams
-            assert r.controller._allocator.used() == held
-            assert (await r.call("Opened", opened(plans[1]), AllOpened)).lacking == {}
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        assert [answer.lacking for answer in await all_opened(r, plans)] == [{}] * 4
+        (job,) = r.controller.jobs.all()
+        held = r.controller._allocator.used()
+        code, words = await r.refusal(opened(plans[1], "a port"), "Opened")
+        assert code is Code.FAILED_PRECONDITION
+        assert "rank 1: the other ranks fold already, and it cannot: a port. It must leave" in words
+        assert job.streams
+        assert r.controller._allocator.used() == held
+        assert (await r.call("Opened", opened(plans[1]), AllOpened)).lacking == {}
 
 
 @pytest.mark.parametrize("later", ["", "something else"])
-def test_what_ranks_have_agreed_not_to_use_stays_unused(tmp_path: Path, later: str) -> None:
+async def test_what_ranks_have_agreed_not_to_use_stays_unused(tmp_path: Path, later: str) -> None:
     """A rank that lacked something cannot take that back, or change it, once others were told: whoever asks again,
     since it has not had its answer, hears the same as they."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            told = {1: "a port"}
-            assert [answer.lacking for answer in await all_opened(r, plans, r1="a port")] == [told] * 4
-            code, words = await r.refusal(opened(plans[1], later), "Opened")
-            assert code is Code.FAILED_PRECONDITION
-            assert "rank 1: it has told the others that it cannot fold: a port" in words
-            for plan, lacks in ((plans[0], ""), (plans[1], "a port")):
-                assert (await r.call("Opened", opened(plan, lacks), AllOpened)).lacking == told
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        told = {1: "a port"}
+        assert [answer.lacking for answer in await all_opened(r, plans, r1="a port")] == [told] * 4
+        code, words = await r.refusal(opened(plans[1], later), "Opened")
+        assert code is Code.FAILED_PRECONDITION
+        assert "rank 1: it has told the others that it cannot fold: a port" in words
+        for plan, lacks in ((plans[0], ""), (plans[1], "a port")):
+            assert (await r.call("Opened", opened(plan, lacks), AllOpened)).lacking == told

@@ -13,7 +13,7 @@ from netfold.fabric.slots import Sizes
 from netfold.rpc import tokens
 from netfold.wire.jobs import Halt, Plan
 from support.connecting import connect, join_all, nics
-from support.controller import BOUND, run, until
+from support.controller import BOUND, until
 from support.credentials import scopes, tenant
 from support.jobs import Rig, Watcher, rig
 from support.recovery import resume
@@ -43,12 +43,13 @@ async def watched(r: Rig, plans: list[Plan]) -> list[Watcher]:
     """All ranks of a job watch."""
     return [await r.watch(plan) for plan in plans]
 
+pytestmark = pytest.mark.usefixtures("time_to_answer")
+
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks have time to stop, and to answer Settle."""
+def time_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks have time to stop."""
     monkeypatch.setattr(recovery, "PREEMPTION_TIMEOUT", BOUND)
-    monkeypatch.setattr("netfold.controller.jobs.leaving.ANSWER_TIMEOUT", BOUND)
 
 
 def settings(folder: Path) -> dict[str, object]:
@@ -58,54 +59,46 @@ def settings(folder: Path) -> dict[str, object]:
     return {"tenants": tenants, **scopes(folder)}
 
 
-def test_the_latest_job_of_the_lowest_priority_goes_on_over_tcp(tmp_path: Path) -> None:
+async def test_the_latest_job_of_the_lowest_priority_goes_on_over_tcp(tmp_path: Path) -> None:
     """Its ranks halt and get a plan by which one of them stands in for the switches; the other job folds, and all
     others stay as they are."""
-
-    async def story() -> None:
-        async with rig(tmp_path, **settings(tmp_path)) as r:
-            folded = await fill(r, "low")
-            latest = folded[list(folded)[-1]]
-            watchers = await watched(r, latest)
-            others = [await r.watch(plans[0]) for name, plans in folded.items() if plans is not latest]
-            r.metadata = tokens.metadata("high")
-            joining = asyncio.create_task(r.together(4, job="urgent"))
-            halt = await watchers[0].next()
-            assert isinstance(halt, Halt)
-            assert "'urgent' of priority 5 needs its slots" in halt.why
-            r.metadata = tokens.metadata("low")
-            after = await asyncio.gather(*(
-                r.call("Resume", resume(plan, begun=3, stand_in=f"10.0.0.{plan.rank}:7000")) for plan in latest
-            ))
-            assert {(plan.stand_in, plan.folds_until) for plan in after} == {("10.0.0.0:7000", 3)}
-            assert after[0].reason == halt.why
-            urgent = await joining
-            assert urgent[0].trees
-            kept = {job.name for job in r.controller.jobs.registry.active()}
-            assert kept == {"urgent", *folded} - {latest[0].job}
-            assert len(others) == len(folded) - 1
-
-    run(story())
+    async with rig(tmp_path, **settings(tmp_path)) as r:
+        folded = await fill(r, "low")
+        latest = folded[list(folded)[-1]]
+        watchers = await watched(r, latest)
+        others = [await r.watch(plans[0]) for name, plans in folded.items() if plans is not latest]
+        r.metadata = tokens.metadata("high")
+        joining = asyncio.create_task(r.together(4, job="urgent"))
+        halt = await watchers[0].next()
+        assert isinstance(halt, Halt)
+        assert "'urgent' of priority 5 needs its slots" in halt.why
+        r.metadata = tokens.metadata("low")
+        after = await asyncio.gather(*(
+            r.call("Resume", resume(plan, begun=3, stand_in=f"10.0.0.{plan.rank}:7000")) for plan in latest
+        ))
+        assert {(plan.stand_in, plan.folds_until) for plan in after} == {("10.0.0.0:7000", 3)}
+        assert after[0].reason == halt.why
+        urgent = await joining
+        assert urgent[0].trees
+        kept = {job.name for job in r.controller.jobs.registry.active()}
+        assert kept == {"urgent", *folded} - {latest[0].job}
+        assert len(others) == len(folded) - 1
 
 
-def test_a_job_that_folds_over_switches_alone_keeps_its_slots(tmp_path: Path) -> None:
+async def test_a_job_that_folds_over_switches_alone_keeps_its_slots(tmp_path: Path) -> None:
     """Its ranks get new trees, and the job that wanted its slots goes unfolded, with the reason."""
-
-    async def story() -> None:
-        async with rig(tmp_path, **settings(tmp_path)) as r:
-            folded = await fill(r, "low")
-            latest = folded[list(folded)[-1]]
-            watchers = await watched(r, latest)
-            r.metadata = tokens.metadata("high")
-            joining = asyncio.create_task(r.together(4, job="urgent"))
-            assert isinstance(await watchers[0].next(), Halt)
-            r.metadata = tokens.metadata("low")
-            after = await asyncio.gather(*(r.call("Resume", resume(plan)) for plan in latest))
-            assert [(plan.stand_in, bool(plan.trees)) for plan in after] == [("", True)] * 4
-            assert not (await joining)[0].trees
-            assert "slots in a row" in (await joining)[0].reason
-
-    run(story())
+    async with rig(tmp_path, **settings(tmp_path)) as r:
+        folded = await fill(r, "low")
+        latest = folded[list(folded)[-1]]
+        watchers = await watched(r, latest)
+        r.metadata = tokens.metadata("high")
+        joining = asyncio.create_task(r.together(4, job="urgent"))
+        assert isinstance(await watchers[0].next(), Halt)
+        r.metadata = tokens.metadata("low")
+        after = await asyncio.gather(*(r.call("Resume", resume(plan)) for plan in latest))
+        assert [(plan.stand_in, bool(plan.trees)) for plan in after] == [("", True)] * 4
+        assert not (await joining)[0].trees
+        assert "slots in a row" in (await joining)[0].reason
 
 
 async def fold_nics(r: Rig, name: str, first: int) -> list[Plan]:
@@ -119,78 +112,62 @@ async def fold_nics(r: Rig, name: str, first: int) -> list[Plan]:
     return []
 
 
-def test_a_job_with_nics_keeps_its_slots(tmp_path: Path) -> None:
+async def test_a_job_with_nics_keeps_its_slots(tmp_path: Path) -> None:
     """NICs cannot go on over TCP with what they have under way: none of their ranks is halted, and the job that wanted
     the slots goes unfolded at once."""
-
-    async def story() -> None:
-        async with nics(tmp_path, **settings(tmp_path)) as r:
-            r.metadata = tokens.metadata("low")
-            watchers: list[Watcher] = []
-            while plans := await fold_nics(r, f"low{len(watchers)}", 100 * len(watchers) + 17):
-                watchers.append(await r.watch(plans[0]))
-                assert len(watchers) < FULL
-            held = {job.name for job in r.controller.jobs.registry.active()}
-            assert len(held) == len(watchers) > 1
-            r.metadata = tokens.metadata("high")
-            urgent = await r.together(4, job="urgent")
-            assert not urgent[0].trees
-            assert "slots in a row" in urgent[0].reason
-            assert all(watcher._events.empty() for watcher in watchers)
-            assert {job.name for job in r.controller.jobs.registry.active() if job.round is None} == held
-
-    run(story())
+    async with nics(tmp_path, **settings(tmp_path)) as r:
+        r.metadata = tokens.metadata("low")
+        watchers: list[Watcher] = []
+        while plans := await fold_nics(r, f"low{len(watchers)}", 100 * len(watchers) + 17):
+            watchers.append(await r.watch(plans[0]))
+            assert len(watchers) < FULL
+        held = {job.name for job in r.controller.jobs.registry.active()}
+        assert len(held) == len(watchers) > 1
+        r.metadata = tokens.metadata("high")
+        urgent = await r.together(4, job="urgent")
+        assert not urgent[0].trees
+        assert "slots in a row" in urgent[0].reason
+        assert all(watcher._events.empty() for watcher in watchers)
+        assert {job.name for job in r.controller.jobs.registry.active() if job.round is None} == held
 
 
-def test_the_latest_job_without_nics_goes_instead(tmp_path: Path) -> None:
+async def test_the_latest_job_without_nics_goes_instead(tmp_path: Path) -> None:
     """One with windowed ranks alone, although one with NICs began later."""
-
-    async def story() -> None:
-        async with nics(tmp_path, **settings(tmp_path)) as r:
-            folded = await fill(r, "low")
-            *_, latest, last = folded
-            for plan in folded[last]:
-                await r.leave(plan)
-            await until(lambda: last not in {job.name for job in r.controller.jobs.registry.active()})
-            assert await fold_nics(r, "nics", 17), "it has the slots of the last one"
-            watchers = await watched(r, folded[latest])
-            r.metadata = tokens.metadata("high")
-            joining = asyncio.create_task(r.together(4, job="urgent"))
-            assert isinstance(await watchers[0].next(), Halt)
-            r.metadata = tokens.metadata("low")
-            await asyncio.gather(*(r.call("Resume", resume(plan, stand_in="10.0.0.1:7000"))
-                                   for plan in folded[latest]))
-            assert (await joining)[0].trees
-            active = {job.name for job in r.controller.jobs.registry.active()}
-            assert active == {"urgent", "nics", *folded} - {latest, last}
-
-    run(story())
+    async with nics(tmp_path, **settings(tmp_path)) as r:
+        folded = await fill(r, "low")
+        *_, latest, last = folded
+        for plan in folded[last]:
+            await r.leave(plan)
+        await until(lambda: last not in {job.name for job in r.controller.jobs.registry.active()})
+        assert await fold_nics(r, "nics", 17), "it has the slots of the last one"
+        watchers = await watched(r, folded[latest])
+        r.metadata = tokens.metadata("high")
+        joining = asyncio.create_task(r.together(4, job="urgent"))
+        assert isinstance(await watchers[0].next(), Halt)
+        r.metadata = tokens.metadata("low")
+        await asyncio.gather(*(r.call("Resume", resume(plan, stand_in="10.0.0.1:7000"))
+                               for plan in folded[latest]))
+        assert (await joining)[0].trees
+        active = {job.name for job in r.controller.jobs.registry.active()}
+        assert active == {"urgent", "nics", *folded} - {latest, last}
 
 
-def test_ranks_that_do_not_stop_keep_their_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ranks_that_do_not_stop_keep_their_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other job does not wait for them without end."""
     monkeypatch.setattr(recovery, "PREEMPTION_TIMEOUT", 0.05)
-
-    async def story() -> None:
-        async with rig(tmp_path, **settings(tmp_path)) as r:
-            folded = await fill(r, "low")
-            r.metadata = tokens.metadata("high")
-            assert not (await r.together(4, job="urgent"))[0].trees
-            assert all(job.streams for job in r.controller.jobs.all() if job.name in folded)
-
-    run(story())
+    async with rig(tmp_path, **settings(tmp_path)) as r:
+        folded = await fill(r, "low")
+        r.metadata = tokens.metadata("high")
+        assert not (await r.together(4, job="urgent"))[0].trees
+        assert all(job.streams for job in r.controller.jobs.all() if job.name in folded)
 
 
-def test_nobody_takes_slots_of_an_equal(tmp_path: Path) -> None:
+async def test_nobody_takes_slots_of_an_equal(tmp_path: Path) -> None:
     """Nor of a higher priority: who came first keeps them."""
-
-    async def story() -> None:
-        async with rig(tmp_path, **settings(tmp_path)) as r:
-            folded = await fill(r, "middle")
-            watchers = await watched(r, folded[next(iter(folded))])
-            for name in ("middle", "low"):
-                r.metadata = tokens.metadata(name)
-                assert not (await r.together(4, job=f"late-{name}"))[0].trees
-            assert watchers[0]._events.empty()
-
-    run(story())
+    async with rig(tmp_path, **settings(tmp_path)) as r:
+        folded = await fill(r, "middle")
+        watchers = await watched(r, folded[next(iter(folded))])
+        for name in ("middle", "low"):
+            r.metadata = tokens.metadata(name)
+            assert not (await r.together(4, job=f"late-{name}"))[0].trees
+        assert watchers[0]._events.empty()

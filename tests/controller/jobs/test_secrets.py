@@ -27,7 +27,7 @@ from netfold.wire.jobs import (
     Watch,
 )
 from netfold.wire.paths import Follow, Suspect
-from support.controller import BOUND, run
+from support.controller import BOUND
 from support.jobs import Code, Rig, rig
 from support.recovery import streams
 
@@ -61,28 +61,24 @@ async def refused(r: Rig, method: str, request: Any) -> tuple[grpc.StatusCode, s
 
 
 @pytest.mark.parametrize("method", REQUESTS)
-def test_nobody_speaks_for_a_rank_of_another_job(tmp_path: Path, method: str) -> None:
+async def test_nobody_speaks_for_a_rank_of_another_job(tmp_path: Path, method: str) -> None:
     """Without a secret, with that of a rank of another job, of another rank of the same one, of another epoch: each is
     refused, and the job goes on as it was."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            victims = await r.together(2, job="victim")
-            thieves = await r.together(2, job="thief")
-            (before,) = (job for job in (await client.status(r.fabric.jobs)).jobs if job.name == "victim")
-            request = msgspec.structs.replace(REQUESTS[method], epoch=victims[0].epoch)
-            secrets = [plan.rank_secret for plan in (*thieves, victims[1])]
-            secrets += [victims[0].secret, Secret(victims[0].rank_secret.value[:-1]), Secret("ä")]
-            for secret, got in ((Secret(), "none"), *((secret, "another one") for secret in secrets)):
-                code, words = await refused(r, method, msgspec.structs.replace(request, secret=secret))
-                assert code is Code.PERMISSION_DENIED
-                assert f"rank 0: secret: expected that of this rank's plan, got {got}" in words
-                assert victims[0].rank_secret.value not in words
-            late = msgspec.structs.replace(request, epoch=thieves[0].epoch, secret=victims[0].rank_secret)
-            assert (await refused(r, method, late))[0] is Code.PERMISSION_DENIED
-            assert [job for job in (await client.status(r.fabric.jobs)).jobs if job.name == "victim"] == [before]
-
-    run(story())
+    async with rig(tmp_path) as r:
+        victims = await r.together(2, job="victim")
+        thieves = await r.together(2, job="thief")
+        (before,) = (job for job in (await client.status(r.fabric.jobs)).jobs if job.name == "victim")
+        request = msgspec.structs.replace(REQUESTS[method], epoch=victims[0].epoch)
+        secrets = [plan.rank_secret for plan in (*thieves, victims[1])]
+        secrets += [victims[0].secret, Secret(victims[0].rank_secret.value[:-1]), Secret("ä")]
+        for secret, got in ((Secret(), "none"), *((secret, "another one") for secret in secrets)):
+            code, words = await refused(r, method, msgspec.structs.replace(request, secret=secret))
+            assert code is Code.PERMISSION_DENIED
+            assert f"rank 0: secret: expected that of this rank's plan, got {got}" in words
+            assert victims[0].rank_secret.value not in words
+        late = msgspec.structs.replace(request, epoch=thieves[0].epoch, secret=victims[0].rank_secret)
+        assert (await refused(r, method, late))[0] is Code.PERMISSION_DENIED
+        assert [job for job in (await client.status(r.fabric.jobs)).jobs if job.name == "victim"] == [before]
 
 
 def test_every_request_that_names_a_rank_carries_its_secret() -> None:
@@ -97,35 +93,27 @@ def test_every_request_that_names_a_rank_carries_its_secret() -> None:
     assert of_ranks == {type(request) for request in REQUESTS.values()}
 
 
-def test_the_status_shows_reports_without_the_secrets_they_came_with(tmp_path: Path) -> None:
+async def test_the_status_shows_reports_without_the_secrets_they_came_with(tmp_path: Path) -> None:
     """Whoever may look does not become a rank by that."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(2)
-            mine = plans[0].rank_secret
-            await r.call("Report", RankReport("j", 0, plans[0].epoch, 1, 2, 3, 4, {}, mine), jobs.Done)
-            status = msgspec.json.encode(await client.status(r.fabric.jobs))
-            assert b'"bytes_reduced":2' in status
-            assert all(secret.value.encode() not in status for plan in plans for secret in (plan.secret, mine))
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(2)
+        mine = plans[0].rank_secret
+        await r.call("Report", RankReport("j", 0, plans[0].epoch, 1, 2, 3, 4, {}, mine), jobs.Done)
+        status = msgspec.json.encode(await client.status(r.fabric.jobs))
+        assert b'"bytes_reduced":2' in status
+        assert all(secret.value.encode() not in status for plan in plans for secret in (plan.secret, mine))
 
 
-def test_ranks_of_one_job_share_its_secret_and_no_rank_shares_its_own(tmp_path: Path) -> None:
+async def test_ranks_of_one_job_share_its_secret_and_no_rank_shares_its_own(tmp_path: Path) -> None:
     """The job's secret is drawn anew for each incarnation; new trees do not change it."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            first = await r.together(2)
-            assert len({plan.secret.value for plan in first}) == 1
-            assert len(first[0].secret.value) == 64
-            for plan in first:
-                await r.leave(plan)
-            again = await r.together(2)
-            everything = [plan.rank_secret.value for plan in first + again] + [first[0].secret.value,
-                                                                               again[0].secret.value]
-            assert len(set(everything)) == len(everything)
-            assert streams(again[0])
-
-    run(story())
+    async with rig(tmp_path) as r:
+        first = await r.together(2)
+        assert len({plan.secret.value for plan in first}) == 1
+        assert len(first[0].secret.value) == 64
+        for plan in first:
+            await r.leave(plan)
+        again = await r.together(2)
+        everything = [plan.rank_secret.value for plan in first + again] + [first[0].secret.value,
+                                                                           again[0].secret.value]
+        assert len(set(everything)) == len(everything)
+        assert streams(again[0])

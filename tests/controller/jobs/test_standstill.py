@@ -44,56 +44,48 @@ def test_a_standstill_is_noticed_by_whoever_looks_first() -> None:
 
 
 @pytest.mark.parametrize("succeeded", [True, False])
-def test_ranks_that_went_to_a_later_controller_are_not_lost(
+async def test_ranks_that_went_to_a_later_controller_are_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, succeeded: bool
 ) -> None:
     """Their Watch has ended when this controller wakes; it asks the switches first, and tells nobody of a loss. One
     that has no successor tells it."""
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        watchers = [await r.watch(plan) for plan in plans]
+        monkeypatch.setattr(Standstill, "was_recent", True)
 
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            watchers = [await r.watch(plan) for plan in plans]
-            monkeypatch.setattr(Standstill, "was_recent", True)
-
-            async def confirm() -> None:
-                if succeeded:
-                    r.controller._on_superseded("a later controller has leaf1")
-
-            monkeypatch.setattr(r.controller, "confirm", confirm)
-            watchers[1].die()
-            (job,) = r.controller.jobs.all()
+        async def confirm() -> None:
             if succeeded:
-                await until(r.controller._superseded.is_set)
-                await until(lambda: not r.controller.jobs._background)
-                assert not job.lost
-            else:
-                await until(lambda: bool(job.lost))
+                r.controller._on_superseded("a later controller has leaf1")
 
-    run(story())
+        monkeypatch.setattr(r.controller, "confirm", confirm)
+        watchers[1].die()
+        (job,) = r.controller.jobs.all()
+        if succeeded:
+            await until(r.controller._superseded.is_set)
+            await until(lambda: not r.controller.jobs._background)
+            assert not job.lost
+        else:
+            await until(lambda: bool(job.lost))
 
 
-def test_ranks_that_leave_after_a_standstill_cost_the_switches_nothing(
+async def test_ranks_that_leave_after_a_standstill_cost_the_switches_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Thousands that leave would each ask every switch whether another controller has it, for nothing."""
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        watchers = [await r.watch(plan) for plan in plans]
+        for watcher in watchers:
+            watcher.settles = False  # all leave themselves
+        monkeypatch.setattr(Standstill, "was_recent", True)
+        asked = []
 
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            watchers = [await r.watch(plan) for plan in plans]
-            for watcher in watchers:
-                watcher.settles = False  # all leave themselves
-            monkeypatch.setattr(Standstill, "was_recent", True)
-            asked = []
+        async def confirm() -> None:
+            asked.append(1)
 
-            async def confirm() -> None:
-                asked.append(1)
-
-            monkeypatch.setattr(r.controller, "confirm", confirm)
-            await asyncio.gather(*map(r.leave, plans))
-            assert [await watcher.next() for watcher in watchers] == [None] * 4
-            await until(lambda: not r.controller.jobs._background)
-            assert not asked
-
-    run(story())
+        monkeypatch.setattr(r.controller, "confirm", confirm)
+        await asyncio.gather(*map(r.leave, plans))
+        assert [await watcher.next() for watcher in watchers] == [None] * 4
+        await until(lambda: not r.controller.jobs._background)
+        assert not asked

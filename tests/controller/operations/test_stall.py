@@ -109,24 +109,20 @@ def test_many_slots_are_asked_at_once_and_again_where_an_answer_is_lost(
     run(story())
 
 
-def test_what_one_rank_asks_for_is_not_behind_a_reading_of_many_slots(
+async def test_what_one_rank_asks_for_is_not_behind_a_reading_of_many_slots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a reading of many waits for its answers, another slot is asked for and answered."""
     monkeypatch.setattr(switch, "PROBE_TIMEOUT", BOUND)
-
-    async def story() -> None:
-        server = ScriptedServer()
-        server.answers = answers_of({}, lose=set(range(300)))
-        async with session(tmp_path, server) as s:
-            many = asyncio.create_task(s.probe_all(range(300)))
-            while len(server.received) < switch.PROBES // 2:
-                await asyncio.sleep(0)
-            assert await s.probe(1000) == EMPTY
-            assert not many.done()
-            many.cancel()
-
-    run(story())
+    server = ScriptedServer()
+    server.answers = answers_of({}, lose=set(range(300)))
+    async with session(tmp_path, server) as s:
+        many = asyncio.create_task(s.probe_all(range(300)))
+        while len(server.received) < switch.PROBES // 2:
+            await asyncio.sleep(0)
+        assert await s.probe(1000) == EMPTY
+        assert not many.done()
+        many.cancel()
 
 
 def test_slots_are_read_once_for_all_who_ask_and_on_one_switch_at_a_time(
@@ -159,23 +155,19 @@ def test_slots_are_read_once_for_all_who_ask_and_on_one_switch_at_a_time(
     run(story())
 
 
-def test_a_switch_that_does_not_answer_probes_is_a_bounded_error(
+async def test_a_switch_that_does_not_answer_probes_is_a_bounded_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error names switch, slot and what to check; a slot that cannot be is refused before anything is sent."""
     monkeypatch.setattr(switch, "PROBE_TIMEOUT", 0.01)
-
-    async def story() -> None:
-        server = ScriptedServer()
-        async with session(tmp_path, server) as s:
-            with pytest.raises(SwitchError, match=r"leaf1 .*probe of slot 9: no answer to 4 packets.*--cpu-port"):
-                await s.probe(9)
-            with pytest.raises(SwitchError, match="no answer"):
-                await s.probe_all([1, 2, 3])
-            with pytest.raises(ValueError, match=r"slot: expected 0\.\.16383, got 16384"):
-                await s.probe(16384)
-
-    run(story())
+    server = ScriptedServer()
+    async with session(tmp_path, server) as s:
+        with pytest.raises(SwitchError, match=r"leaf1 .*probe of slot 9: no answer to 4 packets.*--cpu-port"):
+            await s.probe(9)
+        with pytest.raises(SwitchError, match="no answer"):
+            await s.probe_all([1, 2, 3])
+        with pytest.raises(ValueError, match=r"slot: expected 0\.\.16383, got 16384"):
+            await s.probe(16384)
 
 
 # ---- whom a job waits for --------------------------------------------------------------------------------------------
@@ -245,59 +237,51 @@ def test_a_sum_lost_between_switches_is_not_blamed_on_a_rank() -> None:
     assert "lost between leaf1 and spine1" in str(gone_on)
 
 
-def test_a_rank_that_waits_is_told_for_whom(tmp_path: Path) -> None:
+async def test_a_rank_that_waits_is_told_for_whom(tmp_path: Path) -> None:
     """Only the slots of the PSNs that it names are asked; what is none of its streams says nothing."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            (job,) = r.controller.jobs.all()
-            stream = job.streams[2]
-            for name, held in fold(stream, 77, {0, 2, 3}).items():
-                r.switches[name].slots = held
-            waits = {2: 77, 0: 5}
-            ask = AskMissing("j", 3, job.epoch, waits, plans[3].rank_secret)
-            told = await r.call("Missing", ask, MissingContributions)
-            assert told.ranks == [1]
-            (why,) = told.why
-            assert "leaf1, tree spine2" in why
-            assert "PSN 77" in why
-            assert "missing rank 1 (h2)" in why
-            other = await r.call(
-                "Missing", msgspec.structs.replace(ask, waits={4: 77}), MissingContributions
-            )
-            assert (other.ranks, other.why) == ([], [])
-            with pytest.raises(grpc.aio.AioRpcError, match="rank 9: secret: expected that of this rank"):
-                await r.call("Missing", msgspec.structs.replace(ask, rank=9), MissingContributions)
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        (job,) = r.controller.jobs.all()
+        stream = job.streams[2]
+        for name, held in fold(stream, 77, {0, 2, 3}).items():
+            r.switches[name].slots = held
+        waits = {2: 77, 0: 5}
+        ask = AskMissing("j", 3, job.epoch, waits, plans[3].rank_secret)
+        told = await r.call("Missing", ask, MissingContributions)
+        assert told.ranks == [1]
+        (why,) = told.why
+        assert "leaf1, tree spine2" in why
+        assert "PSN 77" in why
+        assert "missing rank 1 (h2)" in why
+        other = await r.call(
+            "Missing", msgspec.structs.replace(ask, waits={4: 77}), MissingContributions
+        )
+        assert (other.ranks, other.why) == ([], [])
+        with pytest.raises(grpc.aio.AioRpcError, match="rank 9: secret: expected that of this rank"):
+            await r.call("Missing", msgspec.structs.replace(ask, rank=9), MissingContributions)
 
 
-def test_operators_see_open_slots_and_who_is_missing(tmp_path: Path) -> None:
+async def test_operators_see_open_slots_and_who_is_missing(tmp_path: Path) -> None:
     """Over the controller's service: the slots of one switch, the stall of a job, and clear refusals."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            await r.together(4)
-            (job,) = r.controller.jobs.all()
-            for name, held in fold(job.streams[2], 77, {0, 2, 3}).items():
-                r.switches[name].slots = held
-            (found,) = await client.slots(r.fabric.jobs, "leaf1", "j")
-            assert (found.job, found.probed, len(found.open)) == ("j", 2 * (512 + 128), 1)
-            assert (found.open[0].tree, found.open[0].missing) == ("spine2", ["rank 1 (h2)"])
-            out = io.StringIO()
-            show_slots("leaf1", [found], Terminal(file=out, width=160))
-            assert "1 of 1280 slots of leaf1 are open" in out.getvalue()
-            assert "rank 1 (h2)" in out.getvalue()
-            assert "SUM16" in out.getvalue()
-            assert await client.slots(r.fabric.jobs, "spine1") == [
-                stalls.JobSlots("j", job.epoch, 512 + 128, [])]
-            (stalled,) = await client.stall(r.fabric.jobs, "j")
-            assert stalled.missing == [1]
-            assert "waits for rank 1" in str(stalled)
-            with pytest.raises(Unreachable, match="no switch 'leaf9'; it has leaf1"):
-                await client.slots(r.fabric.jobs, "leaf9")
-            with pytest.raises(Unreachable, match="no job 'k' holds slots; jobs that do: j"):
-                await client.stall(r.fabric.jobs, "k")
-
-    run(story())
+    async with rig(tmp_path) as r:
+        await r.together(4)
+        (job,) = r.controller.jobs.all()
+        for name, held in fold(job.streams[2], 77, {0, 2, 3}).items():
+            r.switches[name].slots = held
+        (found,) = await client.slots(r.fabric.jobs, "leaf1", "j")
+        assert (found.job, found.probed, len(found.open)) == ("j", 2 * (512 + 128), 1)
+        assert (found.open[0].tree, found.open[0].missing) == ("spine2", ["rank 1 (h2)"])
+        out = io.StringIO()
+        show_slots("leaf1", [found], Terminal(file=out, width=160))
+        assert "1 of 1280 slots of leaf1 are open" in out.getvalue()
+        assert "rank 1 (h2)" in out.getvalue()
+        assert "SUM16" in out.getvalue()
+        assert await client.slots(r.fabric.jobs, "spine1") == [
+            stalls.JobSlots("j", job.epoch, 512 + 128, [])]
+        (stalled,) = await client.stall(r.fabric.jobs, "j")
+        assert stalled.missing == [1]
+        assert "waits for rank 1" in str(stalled)
+        with pytest.raises(Unreachable, match="no switch 'leaf9'; it has leaf1"):
+            await client.slots(r.fabric.jobs, "leaf9")
+        with pytest.raises(Unreachable, match="no job 'k' holds slots; jobs that do: j"):
+            await client.stall(r.fabric.jobs, "k")

@@ -26,7 +26,6 @@ from netfold.wire import roce
 from netfold.wire.jobs import Plan
 from netfold.wire.paths import SERVICE, Follow, Noted, PathFlow, Paths, Suspect, tcp_ports
 from support.cables import Cables
-from support.controller import run
 from support.jobs import Rig, rig
 from support.ways import next_ports
 
@@ -86,234 +85,200 @@ def loads(paths: list[Paths]) -> dict[tuple[int, int], int]:
 
 
 @pytest.mark.parametrize("scope", ["leaf", "host"])
-def test_flows_of_a_step_fill_all_uplinks_evenly(tmp_path: Path, scope: str) -> None:
+async def test_flows_of_a_step_fill_all_uplinks_evenly(tmp_path: Path, scope: str) -> None:
     """All-to-all of four ranks: each leaf's two uplinks carry the same, every flow is whole, and none stays inside."""
-
-    async def story() -> None:
-        async with following(tmp_path, flows_of("all_to_all"), scope) as (_, _, followers):
-            paths = [await follower.next() for follower in followers]
-            assert all(plan.ports == [SPINE1, SPINE2] for plan in paths)
-            assert loads(paths) == {(leaf, port): 2 * collectives.UNIT for leaf in (0, 2) for port in (SPINE1, SPINE2)}
-            for rank, plan in enumerate(paths):
-                others = {2, 3} if rank < 2 else {0, 1}
-                assert {piece.peer for piece in plan.pieces} == others
-                for peer in others:
-                    assert sum(piece.size for piece in plan.pieces if piece.peer == peer) == collectives.UNIT
-                assert {reach.peer: reach.source_ports for reach in plan.reaches} == {
-                    peer: [SPINE1, SPINE2] if peer in others else [] for peer in range(4) if peer != rank}
-
-    run(story())
+    async with following(tmp_path, flows_of("all_to_all"), scope) as (_, _, followers):
+        paths = [await follower.next() for follower in followers]
+        assert all(plan.ports == [SPINE1, SPINE2] for plan in paths)
+        assert loads(paths) == {(leaf, port): 2 * collectives.UNIT for leaf in (0, 2) for port in (SPINE1, SPINE2)}
+        for rank, plan in enumerate(paths):
+            others = {2, 3} if rank < 2 else {0, 1}
+            assert {piece.peer for piece in plan.pieces} == others
+            for peer in others:
+                assert sum(piece.size for piece in plan.pieces if piece.peer == peer) == collectives.UNIT
+            assert {reach.peer: reach.source_ports for reach in plan.reaches} == {
+                peer: [SPINE1, SPINE2] if peer in others else [] for peer in range(4) if peer != rank}
 
 
-def test_a_lone_flow_is_cut_over_all_uplinks(tmp_path: Path) -> None:
+async def test_a_lone_flow_is_cut_over_all_uplinks(tmp_path: Path) -> None:
     """A ring has one flow from leaf to leaf: two pieces, back to back."""
-
-    async def story() -> None:
-        async with following(tmp_path, flows_of("ring")) as (_, _, followers):
-            paths = [await follower.next() for follower in followers]
-            half = collectives.UNIT // 2
-            assert [(p.peer, p.offset, p.size) for p in paths[1].pieces] == [(2, 0, half), (2, half, half)]
-            assert {p.source_port for p in paths[1].pieces} == {SPINE1, SPINE2}
-            assert not paths[0].pieces
-
-    run(story())
+    async with following(tmp_path, flows_of("ring")) as (_, _, followers):
+        paths = [await follower.next() for follower in followers]
+        half = collectives.UNIT // 2
+        assert [(p.peer, p.offset, p.size) for p in paths[1].pieces] == [(2, 0, half), (2, half, half)]
+        assert {p.source_port for p in paths[1].pieces} == {SPINE1, SPINE2}
+        assert not paths[0].pieces
 
 
 @pytest.mark.parametrize("scope", ["leaf", "host"])
-def test_a_collective_may_be_named_instead_of_its_flows(tmp_path: Path, scope: str) -> None:
+async def test_a_collective_may_be_named_instead_of_its_flows(tmp_path: Path, scope: str) -> None:
     """The same plan; and a group's ring, in its own order, is planned for its ranks alone."""
+    async with following(tmp_path, flows_of("all_to_all"), scope) as (r, plans, followers):
+        for plan, follower in zip(plans, followers, strict=True):
+            def named(name: str, ranks: list[int], plan: Plan = plan) -> Follow:
+                return Follow(plan.job, plan.rank, plan.epoch, collective=name, ranks=ranks,
+                              scope=scope, secret=plan.rank_secret)  # type: ignore[arg-type]
 
-    async def story() -> None:
-        async with following(tmp_path, flows_of("all_to_all"), scope) as (r, plans, followers):
-            for plan, follower in zip(plans, followers, strict=True):
-                def named(name: str, ranks: list[int], plan: Plan = plan) -> Follow:
-                    return Follow(plan.job, plan.rank, plan.epoch, collective=name, ranks=ranks,
-                                  scope=scope, secret=plan.rank_secret)  # type: ignore[arg-type]
-
-                told = await follower.next()
-                assert (await Follower(r, named("all_to_all", [])).next()).pieces == told.pieces
-                assert (await Follower(r, named("somebody's own", [])).next()).pieces == told.pieces
-                if plan.rank in (0, 3):
-                    ring = await Follower(r, named("ring", [3, 0])).next()
-                    assert {piece.peer for piece in ring.pieces} == {3 - plan.rank}
-
-    run(story())
+            told = await follower.next()
+            assert (await Follower(r, named("all_to_all", [])).next()).pieces == told.pieces
+            assert (await Follower(r, named("somebody's own", [])).next()).pieces == told.pieces
+            if plan.rank in (0, 3):
+                ring = await Follower(r, named("ring", [3, 0])).next()
+                assert {piece.peer for piece in ring.pieces} == {3 - plan.rank}
 
 
-def test_a_suspicion_moves_everybody_and_the_switches(tmp_path: Path) -> None:
+async def test_a_suspicion_moves_everybody_and_the_switches(tmp_path: Path) -> None:
     """One rank blames spine1 for leaf2: its neighbour gets new paths as well, and leaf1's routes for what no pin is for
     leave it; a pin goes on leading where it led, and what leaf2's ranks send stays as it was."""
-
-    async def story() -> None:
-        async with following(tmp_path, flows_of("all_to_all")) as (r, plans, followers):
-            for follower in followers:
-                await follower.next()
-            me = plans[0]
-            noted = msgspec.json.decode(await r.channel.unary_unary(f"/{SERVICE}/Suspect", bytes, bytes)(
-                msgspec.json.encode(Suspect(me.job, 0, me.epoch, 2, SPINE1, me.rank_secret))), type=Noted)
-            assert noted == Noted("leaf1:3")
-            for follower in followers[:2]:
-                paths = await follower.next()
-                assert {piece.source_port for piece in paths.pieces} == {SPINE2}
-                assert [reach.source_ports for reach in paths.reaches][1:] == [[SPINE2], [SPINE2]]
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.2):
-                    await followers[2].next()
-            bent = [e for e in r.switches["leaf1"].state.values() if isinstance(e, Entry) and e.table == tables.BENT]
-            assert [(dict(e.key)["path"], e.params) for e in bent] == [(1, (("roce", 3), ("connection", 4)))], (
-                "a queue pair's port keeps its path, TCP's do not")
-            assert next_ports(r.switches["leaf1"].state, r.fabric.hosts[2].address) == {4}, "one way is left"
-            table = await operate(r, "Table", path_service.AskTable())
-            assert [link.suspect_for for link in table.uplinks] == [["leaf2"], [], [], []]
-
-    run(story())
+    async with following(tmp_path, flows_of("all_to_all")) as (r, plans, followers):
+        for follower in followers:
+            await follower.next()
+        me = plans[0]
+        noted = msgspec.json.decode(await r.channel.unary_unary(f"/{SERVICE}/Suspect", bytes, bytes)(
+            msgspec.json.encode(Suspect(me.job, 0, me.epoch, 2, SPINE1, me.rank_secret))), type=Noted)
+        assert noted == Noted("leaf1:3")
+        for follower in followers[:2]:
+            paths = await follower.next()
+            assert {piece.source_port for piece in paths.pieces} == {SPINE2}
+            assert [reach.source_ports for reach in paths.reaches][1:] == [[SPINE2], [SPINE2]]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await followers[2].next()
+        bent = [e for e in r.switches["leaf1"].state.values() if isinstance(e, Entry) and e.table == tables.BENT]
+        assert [(dict(e.key)["path"], e.params) for e in bent] == [(1, (("roce", 3), ("connection", 4)))], (
+            "a queue pair's port keeps its path, TCP's do not")
+        assert next_ports(r.switches["leaf1"].state, r.fabric.hosts[2].address) == {4}, "one way is left"
+        table = await operate(r, "Table", path_service.AskTable())
+        assert [link.suspect_for for link in table.uplinks] == [["leaf2"], [], [], []]
 
 
-def test_a_suspicion_that_probes_contradict_is_lifted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_suspicion_that_probes_contradict_is_lifted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As soon as all links of the path answer, it is given back.  Blamed again, it stays barred and nobody asks, since
     probes may get through where packets do not."""
     for module in ("steering", "path_service"):
         monkeypatch.setattr(f"netfold.controller.paths.{module}.SUSPECT_SECONDS", 600.0)  # it does not end by itself
-
-    async def story() -> None:
-        async with following(tmp_path, flows_of("all_to_all")) as (r, plans, followers):
-            async def blame() -> None:
-                await r.channel.unary_unary(f"/{SERVICE}/Suspect", bytes, bytes)(
-                    msgspec.json.encode(Suspect("j", 0, plans[0].epoch, 2, SPINE1, plans[0].rank_secret)))
-
-            asked: list[Collection[int]] = []
-            answer = r.controller.liveness.links_respond
-
-            async def ask(links: Collection[int], within: float) -> bool:
-                asked.append(links)
-                return await answer(links, within)
-
-            r.controller.paths._links_respond = ask
-            cables, path = Cables(r.fabric, r.switches), r.controller.steering.path("h1", "h3", SPINE1)
-            assert path is not None
-            cables.cut.add(path[1].link)
-            first = await followers[0].next()
-            await blame()
-            assert {piece.source_port for piece in (await followers[0].next()).pieces} == {SPINE2}
-            cables.cut.clear()
-            assert (await followers[0].next()).pieces == first.pieces
-            assert r.controller.steering.suspects() == frozenset()
-            await blame()
-            assert {piece.source_port for piece in (await followers[0].next()).pieces} == {SPINE2}
-            assert len(asked) == 1
-
-    run(story())
-
-
-def test_a_suspicion_stands_where_a_link_of_the_path_swallows(tmp_path: Path) -> None:
-    """The uplink answers, the spine's other link does not; nobody is found down by the question."""
-
-    async def story() -> None:
-        async with following(tmp_path, flows_of("all_to_all")) as (r, _, _):
-            cables = Cables(r.fabric, r.switches)
-            path = r.controller.steering.path("h1", "h3", SPINE1)
-            assert path is not None
-            cables.cut.add(path[1].link)
-            links = [hop.link for hop in path]
-            assert await r.controller.liveness.links_respond(links[:1], WAIT)
-            assert not await r.controller.liveness.links_respond(links, 0.0)
-            assert not await r.controller.liveness.links_respond(links, 0.1)
-            assert r.controller.liveness.links_down() == {}
-
-    run(story())
-
-
-def test_a_rank_hears_in_the_middle_of_a_collective_what_others_blame(tmp_path: Path) -> None:
-    """Its file descriptor becomes readable, the path is gone from its reaches, once; the next collective adopts it."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-
-            def rank0(suspected: threading.Event) -> None:
-                client = JobClient(r.fabric.jobs)
-                planned = PlannedPaths(client, plans[0])
-                try:
-                    first = planned.changed(ALL_TO_ALL)
-                    assert first is not None
-                    assert planned.newer() is None
-                    suspected.set()
-                    newer = None
-                    while newer is None:
-                        assert select.select([planned.changed_fd], [], [], WAIT)[0], "no news"
-                        newer = planned.newer()
-                    assert {tuple(reach.source_ports) for reach in newer.reaches} == {(), (SPINE2,)}
-                    assert planned.newer() is None
-                    assert not select.select([planned.changed_fd], [], [], 0)[0]
-                    assert planned.changed(ALL_TO_ALL) == newer
-                finally:
-                    planned.close()
-                    planned.close()
-                    client.close()
-
-            suspected = threading.Event()
-            rank = asyncio.create_task(asyncio.to_thread(rank0, suspected))
-            assert await asyncio.to_thread(suspected.wait, WAIT)
+    async with following(tmp_path, flows_of("all_to_all")) as (r, plans, followers):
+        async def blame() -> None:
             await r.channel.unary_unary(f"/{SERVICE}/Suspect", bytes, bytes)(
-                msgspec.json.encode(Suspect("j", 1, plans[1].epoch, 3, SPINE1, plans[1].rank_secret)))
-            await rank
+                msgspec.json.encode(Suspect("j", 0, plans[0].epoch, 2, SPINE1, plans[0].rank_secret)))
 
-    run(story())
+        asked: list[Collection[int]] = []
+        answer = r.controller.liveness.links_respond
+
+        async def ask(links: Collection[int], within: float) -> bool:
+            asked.append(links)
+            return await answer(links, within)
+
+        r.controller.paths._links_respond = ask
+        cables, path = Cables(r.fabric, r.switches), r.controller.steering.path("h1", "h3", SPINE1)
+        assert path is not None
+        cables.cut.add(path[1].link)
+        first = await followers[0].next()
+        await blame()
+        assert {piece.source_port for piece in (await followers[0].next()).pieces} == {SPINE2}
+        cables.cut.clear()
+        assert (await followers[0].next()).pieces == first.pieces
+        assert r.controller.steering.suspects() == frozenset()
+        await blame()
+        assert {piece.source_port for piece in (await followers[0].next()).pieces} == {SPINE2}
+        assert len(asked) == 1
 
 
-def test_an_operator_chooses_the_planner(tmp_path: Path) -> None:
+async def test_a_suspicion_stands_where_a_link_of_the_path_swallows(tmp_path: Path) -> None:
+    """The uplink answers, the spine's other link does not; nobody is found down by the question."""
+    async with following(tmp_path, flows_of("all_to_all")) as (r, _, _):
+        cables = Cables(r.fabric, r.switches)
+        path = r.controller.steering.path("h1", "h3", SPINE1)
+        assert path is not None
+        cables.cut.add(path[1].link)
+        links = [hop.link for hop in path]
+        assert await r.controller.liveness.links_respond(links[:1], WAIT)
+        assert not await r.controller.liveness.links_respond(links, 0.0)
+        assert not await r.controller.liveness.links_respond(links, 0.1)
+        assert r.controller.liveness.links_down() == {}
+
+
+async def test_a_rank_hears_in_the_middle_of_a_collective_what_others_blame(tmp_path: Path) -> None:
+    """Its file descriptor becomes readable, the path is gone from its reaches, once; the next collective adopts it."""
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+
+        def rank0(suspected: threading.Event) -> None:
+            client = JobClient(r.fabric.jobs)
+            planned = PlannedPaths(client, plans[0])
+            try:
+                first = planned.changed(ALL_TO_ALL)
+                assert first is not None
+                assert planned.newer() is None
+                suspected.set()
+                newer = None
+                while newer is None:
+                    assert select.select([planned.changed_fd], [], [], WAIT)[0], "no news"
+                    newer = planned.newer()
+                assert {tuple(reach.source_ports) for reach in newer.reaches} == {(), (SPINE2,)}
+                assert planned.newer() is None
+                assert not select.select([planned.changed_fd], [], [], 0)[0]
+                assert planned.changed(ALL_TO_ALL) == newer
+            finally:
+                planned.close()
+                planned.close()
+                client.close()
+
+        suspected = threading.Event()
+        rank = asyncio.create_task(asyncio.to_thread(rank0, suspected))
+        assert await asyncio.to_thread(suspected.wait, WAIT)
+        await r.channel.unary_unary(f"/{SERVICE}/Suspect", bytes, bytes)(
+            msgspec.json.encode(Suspect("j", 1, plans[1].epoch, 3, SPINE1, plans[1].rank_secret)))
+        await rank
+
+
+async def test_an_operator_chooses_the_planner(tmp_path: Path) -> None:
     """Ranks get the paths that the paper's rule gives at once: of three flows on two paths, one cut in half."""
+    flows = [[PathFlow(0, 2, 600), PathFlow(0, 3, 600), PathFlow(1, 2, 600)]]
+    async with following(tmp_path, flows) as (r, _, followers):
+        def pieces(paths: Paths) -> list[tuple[int, int, int]]:
+            return [(piece.peer, piece.offset, piece.size) for piece in paths.pieces]
 
-    async def story() -> None:
-        flows = [[PathFlow(0, 2, 600), PathFlow(0, 3, 600), PathFlow(1, 2, 600)]]
-        async with following(tmp_path, flows) as (r, _, followers):
-            def pieces(paths: Paths) -> list[tuple[int, int, int]]:
-                return [(piece.peer, piece.offset, piece.size) for piece in paths.pieces]
-
-            assert pieces(await followers[0].next()) == [(2, 0, 600), (3, 0, 300), (3, 300, 300)]
-            table = await operate(r, "SetPlanner", path_service.SetPlanner("equal_split"))
-            assert table.planner == "equal_split"
-            assert pieces(await followers[0].next()) == [(2, 0, 600), (3, 0, 600)]
-            table = await operate(r, "SetPlanner", path_service.SetPlanner("fewest_pieces"))
-            assert pieces(await followers[0].next()) == [(2, 0, 600), (3, 0, 300), (3, 300, 300)]
-
-    run(story())
+        assert pieces(await followers[0].next()) == [(2, 0, 600), (3, 0, 300), (3, 300, 300)]
+        table = await operate(r, "SetPlanner", path_service.SetPlanner("equal_split"))
+        assert table.planner == "equal_split"
+        assert pieces(await followers[0].next()) == [(2, 0, 600), (3, 0, 600)]
+        table = await operate(r, "SetPlanner", path_service.SetPlanner("fewest_pieces"))
+        assert pieces(await followers[0].next()) == [(2, 0, 600), (3, 0, 300), (3, 300, 300)]
 
 
-def test_an_operator_changes_modes_drains_and_pins(tmp_path: Path) -> None:
+async def test_an_operator_changes_modes_drains_and_pins(tmp_path: Path) -> None:
     """Each shows in the table and in the switches, and can be undone."""
+    async with rig(tmp_path) as r:
+        def policies(switch: str) -> set[str]:
+            return {e.action.rpartition(".")[2] for e in r.switches[switch].state.values()
+                    if isinstance(e, Entry) and e.table == tables.POLICY}
 
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            def policies(switch: str) -> set[str]:
-                return {e.action.rpartition(".")[2] for e in r.switches[switch].state.values()
-                        if isinstance(e, Entry) and e.table == tables.POLICY}
+        table = await operate(r, "SetMode", path_service.SetMode("spray", ["leaf2"]))
+        assert [(leaf.name, leaf.mode) for leaf in table.leaves] == [("leaf1", "pinned"), ("leaf2", "spray")]
+        assert (policies("leaf1"), policies("leaf2")) == ({"spray"}, set()), "pinned needs no entry"
+        table = await operate(r, "SetMode", path_service.SetMode("ecmp"))
+        assert (policies("leaf1"), policies("leaf2")) == ({"ecmp"}, {"ecmp"})
 
-            table = await operate(r, "SetMode", path_service.SetMode("spray", ["leaf2"]))
-            assert [(leaf.name, leaf.mode) for leaf in table.leaves] == [("leaf1", "pinned"), ("leaf2", "spray")]
-            assert (policies("leaf1"), policies("leaf2")) == ({"spray"}, set()), "pinned needs no entry"
-            table = await operate(r, "SetMode", path_service.SetMode("ecmp"))
-            assert (policies("leaf1"), policies("leaf2")) == ({"ecmp"}, {"ecmp"})
+        table = await operate(r, "SetPin", path_service.SetPin("leaf1", "leaf2", SPINE1, 4))
+        tcp1, tcp2 = (tcp_ports(port)[0] for port in (SPINE1, SPINE2))
+        assert [(p.leaf, p.source_port, p.port, p.chosen) for p in table.pins if p.switch == "leaf1"] == [
+            ("", SPINE1, 3, False), ("", tcp1, 3, False), ("", SPINE2, 4, False), ("", tcp2, 4, False),
+            ("leaf2", SPINE1, 4, True), ("leaf2", tcp1, 3, False)]
+        table = await operate(r, "SetPin", path_service.SetPin("leaf1", "leaf2", SPINE1, 0))
+        assert not any(pin.chosen for pin in table.pins)
 
-            table = await operate(r, "SetPin", path_service.SetPin("leaf1", "leaf2", SPINE1, 4))
-            tcp1, tcp2 = (tcp_ports(port)[0] for port in (SPINE1, SPINE2))
-            assert [(p.leaf, p.source_port, p.port, p.chosen) for p in table.pins if p.switch == "leaf1"] == [
-                ("", SPINE1, 3, False), ("", tcp1, 3, False), ("", SPINE2, 4, False), ("", tcp2, 4, False),
-                ("leaf2", SPINE1, 4, True), ("leaf2", tcp1, 3, False)]
-            table = await operate(r, "SetPin", path_service.SetPin("leaf1", "leaf2", SPINE1, 0))
-            assert not any(pin.chosen for pin in table.pins)
-
-            before = dict(r.switches["leaf1"].state)
-            await client.drain(r.fabric.jobs, "spine1:1", True)
-            table = await operate(r, "Table", path_service.AskTable())
-            assert [link.drained for link in table.uplinks] == [True, False, False, False]
-            assert {pin.port for pin in table.pins if pin.switch == "leaf1"} == {4}
-            assert [(p.leaf, p.source_port, p.port) for p in table.pins if p.switch == "leaf2" and p.leaf] == [
-                ("leaf1", SPINE1, 0), ("leaf1", tcp1, 4)]
-            await client.drain(r.fabric.jobs, "leaf1:3", False)
-            assert r.switches["leaf1"].state == before
-
-    run(story())
+        before = dict(r.switches["leaf1"].state)
+        await client.drain(r.fabric.jobs, "spine1:1", True)
+        table = await operate(r, "Table", path_service.AskTable())
+        assert [link.drained for link in table.uplinks] == [True, False, False, False]
+        assert {pin.port for pin in table.pins if pin.switch == "leaf1"} == {4}
+        assert [(p.leaf, p.source_port, p.port) for p in table.pins if p.switch == "leaf2" and p.leaf] == [
+            ("leaf1", SPINE1, 0), ("leaf1", tcp1, 4)]
+        await client.drain(r.fabric.jobs, "leaf1:3", False)
+        assert r.switches["leaf1"].state == before
 
 
 REFUSED = [
@@ -334,23 +299,19 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("method", "request_", "words"), REFUSED, ids=lambda x: str(x)[:40])
-def test_what_cannot_be_is_refused(tmp_path: Path, method: str, request_: Follow | Suspect, words: str) -> None:
+async def test_what_cannot_be_is_refused(tmp_path: Path, method: str, request_: Follow | Suspect, words: str) -> None:
     """Impossible requests are refused at the border, with what was expected."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plan = (await r.together(4))[0]
-            asked = msgspec.json.encode(
-                msgspec.structs.replace(request_, job=plan.job, epoch=plan.epoch, secret=plan.rank_secret)
-            )
-            many, one = (kind(f"/{SERVICE}/{method}", bytes, bytes)
-                         for kind in (r.channel.unary_stream, r.channel.unary_unary))
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await (many(asked).__aiter__().__anext__() if method == "Follow" else one(asked))
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert words in (caught.value.details() or "")
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plan = (await r.together(4))[0]
+        asked = msgspec.json.encode(
+            msgspec.structs.replace(request_, job=plan.job, epoch=plan.epoch, secret=plan.rank_secret)
+        )
+        many, one = (kind(f"/{SERVICE}/{method}", bytes, bytes)
+                     for kind in (r.channel.unary_stream, r.channel.unary_unary))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await (many(asked).__aiter__().__anext__() if method == "Follow" else one(asked))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert words in (caught.value.details() or "")
 
 
 @pytest.mark.parametrize(("method", "request_", "words"), [
@@ -358,26 +319,18 @@ def test_what_cannot_be_is_refused(tmp_path: Path, method: str, request_: Follow
     ("SetPin", path_service.SetPin("leaf1", "leaf2", 50_000, 3), "pins no source port 50000"),
     ("SetPin", path_service.SetPin("leaf1", "leaf2", SPINE1, 1), r"one of \[3, 4\]"),
 ])
-def test_operators_hear_what_is_wrong(tmp_path: Path, method: str, request_: msgspec.Struct, words: str) -> None:
+async def test_operators_hear_what_is_wrong(tmp_path: Path, method: str, request_: msgspec.Struct, words: str) -> None:
     """Requests with names that the fabric does not have are refused with those names."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            with pytest.raises(rpc.CallRefused, match=words):
-                await operate(r, method, request_)
-
-    run(story())
+    async with rig(tmp_path) as r:
+        with pytest.raises(rpc.CallRefused, match=words):
+            await operate(r, method, request_)
 
 
-def test_a_port_without_a_path_is_no_suspicion(tmp_path: Path) -> None:
+async def test_a_port_without_a_path_is_no_suspicion(tmp_path: Path) -> None:
     """Packets from other source ports blame no uplink."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            me = (await r.together(4))[0]
-            answer = await r.channel.unary_unary(f"/{SERVICE}/Suspect", bytes, bytes)(
-                msgspec.json.encode(Suspect(me.job, 0, me.epoch, 2, 50_000, me.rank_secret)))
-            assert msgspec.json.decode(answer, type=Noted) == Noted("")
-            assert not r.controller.steering.suspects()
-
-    run(story())
+    async with rig(tmp_path) as r:
+        me = (await r.together(4))[0]
+        answer = await r.channel.unary_unary(f"/{SERVICE}/Suspect", bytes, bytes)(
+            msgspec.json.encode(Suspect(me.job, 0, me.epoch, 2, 50_000, me.rank_secret)))
+        assert msgspec.json.decode(answer, type=Noted) == Noted("")
+        assert not r.controller.steering.suspects()

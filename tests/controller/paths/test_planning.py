@@ -124,7 +124,7 @@ def test_a_request_of_121_bytes_costs_the_flows_of_one_rank(tmp_path: Path, monk
     assert {piece.peer for piece in found.pieces} == {rank for rank in range(WORLD) if rank % 4 in (2, 3)}
 
 
-def test_the_loop_serves_others_while_paths_are_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_loop_serves_others_while_paths_are_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planning hangs until it is let go; meanwhile a status is answered, another job joins, and a rank leaves."""
     begun, go_on, real = threading.Event(), threading.Event(), planners.plan
 
@@ -133,23 +133,20 @@ def test_the_loop_serves_others_while_paths_are_planned(tmp_path: Path, monkeypa
         assert go_on.wait(BOUND)
         return real(*args, **more)
 
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            monkeypatch.setattr(planners, "plan", slow)
-            stream = follow(r, plans[0])
-            first = asyncio.ensure_future(stream.read())
-            try:
-                assert await asyncio.to_thread(begun.wait, BOUND)
-                assert len((await client.status(r.fabric.jobs)).jobs) == 1
-                await r.together(2, job="other")
-                await r.leave(plans[1], "because")
-                assert not first.done()
-            finally:
-                go_on.set()
-            assert msgspec.json.decode(await first, type=Paths).ports
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        monkeypatch.setattr(planners, "plan", slow)
+        stream = follow(r, plans[0])
+        first = asyncio.ensure_future(stream.read())
+        try:
+            assert await asyncio.to_thread(begun.wait, BOUND)
+            assert len((await client.status(r.fabric.jobs)).jobs) == 1
+            await r.together(2, job="other")
+            await r.leave(plans[1], "because")
+            assert not first.done()
+        finally:
+            go_on.set()
+        assert msgspec.json.decode(await first, type=Paths).ports
 
 
 def test_jobs_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +202,7 @@ def test_requests_that_would_cost_too_much_are_refused(tmp_path: Path, monkeypat
     assert not plans.flows
 
 
-def test_streams_and_flows_that_a_job_holds_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_and_flows_that_a_job_holds_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank's streams by number, a job's flows in all; what is closed counts no more."""
     monkeypatch.setattr(planning, "MAX_FOLLOWS", 3)
     monkeypatch.setattr(planning, "MAX_HELD_FLOWS", 5)
@@ -216,26 +213,23 @@ def test_streams_and_flows_that_a_job_holds_are_bounded(tmp_path: Path, monkeypa
         assert caught.value.code() is Code.RESOURCE_EXHAUSTED
         return caught.value.details() or ""
 
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
-            streams = [follow(r, plans[0]) for _ in range(3)]
-            for stream in streams:
-                await stream.read()
-            assert "at most 3 streams of paths" in await refused(r, plans[0])
-            await follow(r, plans[1]).read()
-            streams.pop().cancel()
-            followers = r.controller.paths._planner._followers[plans[0].epoch]
-            async with asyncio.timeout(BOUND):
-                while followers.streams[0] > 2:
-                    await asyncio.sleep(0.001)
-            steps = [[PathFlow(0, rank, 1) for rank in (1, 2, 3)]]
-            own = {"collective": "", "steps": steps}
-            await follow(r, plans[0], **own).read()
-            theirs = [[PathFlow(1, rank, 1) for rank in (0, 2, 3)]]
-            assert "got 3 and 6; name the collective" in await refused(r, plans[1], collective="", steps=theirs)
-
-    run(story())
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        streams = [follow(r, plans[0]) for _ in range(3)]
+        for stream in streams:
+            await stream.read()
+        assert "at most 3 streams of paths" in await refused(r, plans[0])
+        await follow(r, plans[1]).read()
+        streams.pop().cancel()
+        followers = r.controller.paths._planner._followers[plans[0].epoch]
+        async with asyncio.timeout(BOUND):
+            while followers.streams[0] > 2:
+                await asyncio.sleep(0.001)
+        steps = [[PathFlow(0, rank, 1) for rank in (1, 2, 3)]]
+        own = {"collective": "", "steps": steps}
+        await follow(r, plans[0], **own).read()
+        theirs = [[PathFlow(1, rank, 1) for rank in (0, 2, 3)]]
+        assert "got 3 and 6; name the collective" in await refused(r, plans[1], collective="", steps=theirs)
 
 
 @pytest.mark.parametrize("name", [*collectives.UNROOTED, *collectives.ROOTED, "somebody's own"])

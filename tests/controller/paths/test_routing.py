@@ -131,92 +131,72 @@ def test_every_switch_that_is_up_holds_what_a_new_plan_would_give_it(changes: li
     run(story())
 
 
-def test_a_start_with_all_switches_up_plans_once() -> None:
+async def test_a_start_with_all_switches_up_plans_once() -> None:
     """The preset forwarding of all switches is not planned again at the first change."""
-
-    async def story() -> None:
-        world = await World.made()
-        await world.routing.update(world.up())
-        assert world.plans == 0
-
-    run(story())
+    world = await World.made()
+    await world.routing.update(world.up())
+    assert world.plans == 0
 
 
-def test_of_two_updates_at_once_the_later_one_counts() -> None:
+async def test_of_two_updates_at_once_the_later_one_counts() -> None:
     """An update that waits for a switch does not undo the one that was begun after it."""
-
-    async def story() -> None:
-        world = await World.made()
-        world.down = {LINKS[0]}
-        first = asyncio.create_task(world.routing.update(world.up()))
-        await asyncio.sleep(0)
-        world.down = {LINKS[1]}
-        await asyncio.gather(first, world.routing.update(world.up()))
-        wanted = world.wanted()
-        assert all(switch.held == _filled(wanted[name]) for name, switch in world.switches.items())
-
-    run(story())
+    world = await World.made()
+    world.down = {LINKS[0]}
+    first = asyncio.create_task(world.routing.update(world.up()))
+    await asyncio.sleep(0)
+    world.down = {LINKS[1]}
+    await asyncio.gather(first, world.routing.update(world.up()))
+    wanted = world.wanted()
+    assert all(switch.held == _filled(wanted[name]) for name, switch in world.switches.items())
 
 
-def test_planning_leaves_the_loop_to_others() -> None:
+async def test_planning_leaves_the_loop_to_others() -> None:
     """While a plan is made the loop runs: the plan waits for what only the loop does."""
+    world = await World.made()
+    loop, plan = asyncio.get_running_loop(), world.plan
 
-    async def story() -> None:
-        world = await World.made()
-        loop, plan = asyncio.get_running_loop(), world.plan
+    def waits(given: Inputs) -> Any:
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(BOUND)
+        return plan(given)
 
-        def waits(given: Inputs) -> Any:
-            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(BOUND)
-            return plan(given)
-
-        world.steering.plan = waits  # type: ignore[method-assign]
-        world.down = {LINKS[0]}
-        await world.routing.update(world.up())
-        assert world.switches["leaf1"].writes == 1
-
-    run(story())
+    world.steering.plan = waits  # type: ignore[method-assign]
+    world.down = {LINKS[0]}
+    await world.routing.update(world.up())
+    assert world.switches["leaf1"].writes == 1
 
 
-def test_who_asks_and_goes_away_leaves_no_switch_behind() -> None:
+async def test_who_asks_and_goes_away_leaves_no_switch_behind() -> None:
     """An update whose caller is cancelled, as an operator's call may be, is written all the same."""
-
-    async def story() -> None:
-        world = await World.made()
-        world.down = {LINKS[0]}
-        asked = asyncio.create_task(world.routing.update(world.up()))
-        await asyncio.sleep(0)
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
-        await world.routing.update(world.up())
-        wanted = world.wanted()
-        await until(lambda: all(switch.held == _filled(wanted[name]) for name, switch in world.switches.items()))
-
-    run(story())
+    world = await World.made()
+    world.down = {LINKS[0]}
+    asked = asyncio.create_task(world.routing.update(world.up()))
+    await asyncio.sleep(0)
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    await world.routing.update(world.up())
+    wanted = world.wanted()
+    await until(lambda: all(switch.held == _filled(wanted[name]) for name, switch in world.switches.items()))
 
 
-def test_a_switch_that_hangs_holds_up_no_other() -> None:
+async def test_a_switch_that_hangs_holds_up_no_other() -> None:
     """The next update reaches all others, though the last one still waits for this one; and it gets both in order."""
+    world = await World.made()
+    gate, hanging = asyncio.Event(), world.switches["leaf1"]
+    replace, turn = hanging.replace, asyncio.Lock()
 
-    async def story() -> None:
-        world = await World.made()
-        gate, hanging = asyncio.Event(), world.switches["leaf1"]
-        replace, turn = hanging.replace, asyncio.Lock()
+    async def hangs(parts: Mapping[str, State]) -> None:
+        async with turn:
+            await gate.wait()
+            await replace(parts)
 
-        async def hangs(parts: Mapping[str, State]) -> None:
-            async with turn:
-                await gate.wait()
-                await replace(parts)
-
-        hanging.replace = hangs  # type: ignore[method-assign]
-        world.down = {LINKS[0]}
-        first = asyncio.create_task(world.routing.update(world.up()))
-        await until(lambda: world.switches["leaf2"].writes == 1)
-        world.down = {LINKS[0], LINKS[-1]}
-        second = asyncio.create_task(world.routing.update(world.up()))
-        await until(lambda: world.switches["leaf2"].writes == 2)
-        assert hanging.writes == 0
-        gate.set()
-        await asyncio.gather(first, second)
-        assert hanging.held == _filled(world.wanted()["leaf1"])
-
-    run(story())
+    hanging.replace = hangs  # type: ignore[method-assign]
+    world.down = {LINKS[0]}
+    first = asyncio.create_task(world.routing.update(world.up()))
+    await until(lambda: world.switches["leaf2"].writes == 1)
+    world.down = {LINKS[0], LINKS[-1]}
+    second = asyncio.create_task(world.routing.update(world.up()))
+    await until(lambda: world.switches["leaf2"].writes == 2)
+    assert hanging.writes == 0
+    gate.set()
+    await asyncio.gather(first, second)
+    assert hanging.held == _filled(world.wanted()["leaf1"])

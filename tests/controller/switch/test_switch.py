@@ -18,7 +18,7 @@ from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.reconcile import Update
 from netfold.controller.switch.switch import NotPrimary, PacketIn, Session, SwitchError
 from softswitch.p4runtime import notices
-from support.controller import PIPELINE, ScriptedServer, run, session, tiny_p4info, until
+from support.controller import PIPELINE, ScriptedServer, session, tiny_p4info, until
 
 ENTRY = Entry("In.t", (("port", 5), ("dst", (0x0A000000, 8))), "In.go", (("where", 300),))
 
@@ -64,23 +64,19 @@ def test_entries_that_do_not_fit_the_program_are_refused(entry: Entry, says: str
     assert says in str(caught.value)
 
 
-def test_the_pipeline_is_pushed_once(tmp_path: Path) -> None:
+async def test_the_pipeline_is_pushed_once(tmp_path: Path) -> None:
     """A switch without it gets it, with our cookie; one that runs it is left alone; another one's is replaced."""
-
-    async def story() -> None:
-        server = ScriptedServer()
-        async with session(tmp_path, server) as s:
-            assert await s.ensure_pipeline()
-            assert not await s.ensure_pipeline()
-            server.cookie = 1234
-            assert await s.ensure_pipeline()
-        first, second = server.pushed
-        assert first == second
-        assert first.config.p4_device_config == b"program"
-        assert first.config.cookie.cookie == PIPELINE.cookie
-        assert (first.device_id, first.election_id.low) == (3, 9)
-
-    run(story())
+    server = ScriptedServer()
+    async with session(tmp_path, server) as s:
+        assert await s.ensure_pipeline()
+        assert not await s.ensure_pipeline()
+        server.cookie = 1234
+        assert await s.ensure_pipeline()
+    first, second = server.pushed
+    assert first == second
+    assert first.config.p4_device_config == b"program"
+    assert first.config.cookie.cookie == PIPELINE.cookie
+    assert (first.device_id, first.election_id.low) == (3, 9)
 
 
 def test_cookies_tell_programs_apart() -> None:
@@ -93,346 +89,278 @@ def test_cookies_tell_programs_apart() -> None:
     assert PIPELINE.cookie in cookies
 
 
-def test_failed_updates_are_named_one_by_one(tmp_path: Path) -> None:
+async def test_failed_updates_are_named_one_by_one(tmp_path: Path) -> None:
     """A Write that fails says UNKNOWN; the error tells which entry had what trouble, and leaves out the good ones."""
-
-    async def story() -> None:
-        server = ScriptedServer()
-        server.write_errors = [p4r.Error(canonical_code=rpc_code.OK),
-                               p4r.Error(canonical_code=rpc_code.ALREADY_EXISTS, message="there already")]
-        async with session(tmp_path, server) as s:
-            with pytest.raises(SwitchError) as caught:
-                await s.write([Update("insert", Multicast(1, ((1, 0),))), Update("insert", ENTRY)])
-        text = str(caught.value)
-        assert "leaf1" in text
-        assert "insert In.t port=5 dst=10.0.0.0/8 -> go(where=300): ALREADY_EXISTS there already" in text
-        assert "multicast" not in text
-
-    run(story())
+    server = ScriptedServer()
+    server.write_errors = [p4r.Error(canonical_code=rpc_code.OK),
+                           p4r.Error(canonical_code=rpc_code.ALREADY_EXISTS, message="there already")]
+    async with session(tmp_path, server) as s:
+        with pytest.raises(SwitchError) as caught:
+            await s.write([Update("insert", Multicast(1, ((1, 0),))), Update("insert", ENTRY)])
+    text = str(caught.value)
+    assert "leaf1" in text
+    assert "insert In.t port=5 dst=10.0.0.0/8 -> go(where=300): ALREADY_EXISTS there already" in text
+    assert "multicast" not in text
 
 
-def test_reads_give_states_and_counters(tmp_path: Path) -> None:
+async def test_reads_give_states_and_counters(tmp_path: Path) -> None:
     """Entries and groups by identity; counter cells that counted, by index."""
-
-    async def story() -> None:
-        server, codec = ScriptedServer(), Codec(tiny_p4info())
-        group = Multicast(2, ((1, 0), (2, 1)))
-        async with session(tmp_path, server) as s:
-            server.entities = [codec.encode(ENTRY), codec.encode(group)]
-            assert await s.read_state(["In.t"]) == {ENTRY.identity: ENTRY, group.identity: group}
-            server.entities = []
-            for index, packets in ((0, 0), (3, 7)):
-                cell = p4r.Entity()
-                cell.counter_entry.counter_id = codec.read_counter("In.seen").counter_entry.counter_id
-                cell.counter_entry.index.index = index
-                cell.counter_entry.data.packet_count = packets
-                cell.counter_entry.data.byte_count = packets * 10
-                server.entities.append(cell)
-            assert (await s.read_counters({"In.seen": None}))() == {"In.seen": {3: Count(7, 70)}}
-            asked = codec.read_cells({"In.seen": [2, 3], "In.none": None})
-            assert [(one.counter_entry.index.index, one.counter_entry.HasField("index")) for one in asked] == [
-                (2, True), (3, True)]
-            server.entities[0].counter_entry.counter_id = 77
-            server.entities[0].counter_entry.data.packet_count = 1
-            decode = await s.read_counters({"In.seen": None})
-            with pytest.raises(SwitchError, match=r"leaf1 .*: counters: expected those that were asked for"):
-                decode()
-
-    run(story())
+    server, codec = ScriptedServer(), Codec(tiny_p4info())
+    group = Multicast(2, ((1, 0), (2, 1)))
+    async with session(tmp_path, server) as s:
+        server.entities = [codec.encode(ENTRY), codec.encode(group)]
+        assert await s.read_state(["In.t"]) == {ENTRY.identity: ENTRY, group.identity: group}
+        server.entities = []
+        for index, packets in ((0, 0), (3, 7)):
+            cell = p4r.Entity()
+            cell.counter_entry.counter_id = codec.read_counter("In.seen").counter_entry.counter_id
+            cell.counter_entry.index.index = index
+            cell.counter_entry.data.packet_count = packets
+            cell.counter_entry.data.byte_count = packets * 10
+            server.entities.append(cell)
+        assert (await s.read_counters({"In.seen": None}))() == {"In.seen": {3: Count(7, 70)}}
+        asked = codec.read_cells({"In.seen": [2, 3], "In.none": None})
+        assert [(one.counter_entry.index.index, one.counter_entry.HasField("index")) for one in asked] == [
+            (2, True), (3, True)]
+        server.entities[0].counter_entry.counter_id = 77
+        server.entities[0].counter_entry.data.packet_count = 1
+        decode = await s.read_counters({"In.seen": None})
+        with pytest.raises(SwitchError, match=r"leaf1 .*: counters: expected those that were asked for"):
+            decode()
 
 
-def test_another_primary_is_reported(tmp_path: Path) -> None:
+async def test_another_primary_is_reported(tmp_path: Path) -> None:
     """At the start it is an error that names the other's election id; later it ends the session.  An id in use by
     another connection is reported as another primary's."""
-
-    async def story() -> None:
-        server = ScriptedServer()
-        server.primary = 50
-        with pytest.raises(NotPrimary, match="election id 50; ours is 9; the switch says: from afar") as caught:
-            async with session(tmp_path, server):
-                pass
-        assert caught.value.other == 50
-        async with session(tmp_path, server, election_id=60) as s:
-            update = p4r.MasterArbitrationUpdate()
-            update.election_id.low = 70
-            update.status.code = rpc_code.ALREADY_EXISTS
-            await server.to_send.put(p4r.StreamMessageResponse(arbitration=update))
-            assert "election id 70; ours is 60" in await s.ended()
-
-    run(story())
+    server = ScriptedServer()
+    server.primary = 50
+    with pytest.raises(NotPrimary, match="election id 50; ours is 9; the switch says: from afar") as caught:
+        async with session(tmp_path, server):
+            pass
+    assert caught.value.other == 50
+    async with session(tmp_path, server, election_id=60) as s:
+        update = p4r.MasterArbitrationUpdate()
+        update.election_id.low = 70
+        update.status.code = rpc_code.ALREADY_EXISTS
+        await server.to_send.put(p4r.StreamMessageResponse(arbitration=update))
+        assert "election id 70; ours is 60" in await s.ended()
 
 
-def test_an_election_id_in_use_is_reported_as_another_primary(tmp_path: Path) -> None:
+async def test_an_election_id_in_use_is_reported_as_another_primary(tmp_path: Path) -> None:
     """A switch refuses the id of a connection that it has already: whoever has copied ours is there."""
-
-    async def story() -> None:
-        server = ScriptedServer()
-        server.primary = 9
-        with pytest.raises(NotPrimary, match="INVALID_ARGUMENT: election id in use") as caught:
-            async with session(tmp_path, server):
-                pass
-        assert caught.value.other == 9
-
-    run(story())
+    server = ScriptedServer()
+    server.primary = 9
+    with pytest.raises(NotPrimary, match="INVALID_ARGUMENT: election id in use") as caught:
+        async with session(tmp_path, server):
+            pass
+    assert caught.value.other == 9
 
 
-def test_a_program_under_our_cookie_that_is_not_ours_is_replaced(tmp_path: Path) -> None:
+async def test_a_program_under_our_cookie_that_is_not_ours_is_replaced(tmp_path: Path) -> None:
     """Who took the switch can copy the cookie; the program itself is compared, where the switch tells it."""
-
-    async def story() -> None:
-        server = ScriptedServer()
-        server.cookie = PIPELINE.cookie
-        async with session(tmp_path, server) as s:
-            assert not await s.ensure_pipeline()  # a switch that does not tell its program
-            server.program = b"another program"
-            assert await s.ensure_pipeline()
-            assert server.program == PIPELINE.device_config
-            assert not await s.ensure_pipeline()
-
-    run(story())
+    server = ScriptedServer()
+    server.cookie = PIPELINE.cookie
+    async with session(tmp_path, server) as s:
+        assert not await s.ensure_pipeline()  # a switch that does not tell its program
+        server.program = b"another program"
+        assert await s.ensure_pipeline()
+        assert server.program == PIPELINE.device_config
+        assert not await s.ensure_pipeline()
 
 
-def test_after_another_client_the_program_is_pushed_anew(tmp_path: Path) -> None:
+async def test_after_another_client_the_program_is_pushed_anew(tmp_path: Path) -> None:
     """Though the switch still has it: default actions, registers and meters may be changed. One push is enough."""
-
-    async def story() -> None:
-        server = ScriptedServer()
-        server.cookie = PIPELINE.cookie
-        others: set[int] = set()
+    server = ScriptedServer()
+    server.cookie = PIPELINE.cookie
+    others: set[int] = set()
+    async with session(tmp_path, server, others=others) as s:
+        assert not await s.ensure_pipeline()
+        update = p4r.MasterArbitrationUpdate()
+        update.election_id.low = 70
+        update.status.code = rpc_code.ALREADY_EXISTS
+        await server.to_send.put(p4r.StreamMessageResponse(arbitration=update))
+        assert "election id 70" in await s.ended()
+    for pushed in (True, False):
         async with session(tmp_path, server, others=others) as s:
-            assert not await s.ensure_pipeline()
-            update = p4r.MasterArbitrationUpdate()
-            update.election_id.low = 70
-            update.status.code = rpc_code.ALREADY_EXISTS
-            await server.to_send.put(p4r.StreamMessageResponse(arbitration=update))
-            assert "election id 70" in await s.ended()
-        for pushed in (True, False):
-            async with session(tmp_path, server, others=others) as s:
-                assert await s.ensure_pipeline() == pushed
-
-    run(story())
+            assert await s.ensure_pipeline() == pushed
 
 
-def test_a_primary_below_our_election_id_is_old_news(tmp_path: Path) -> None:
+async def test_a_primary_below_our_election_id_is_old_news(tmp_path: Path) -> None:
     """BMv2 names an observer after our claim; the session goes on, and ends with the next client above it."""
-
-    async def story() -> None:
-        server = ScriptedServer()
-        async with session(tmp_path, server) as s:
-            for other in (3, 70):
-                update = p4r.MasterArbitrationUpdate()
-                update.election_id.low, update.status.code = other, rpc_code.ALREADY_EXISTS
-                await server.to_send.put(p4r.StreamMessageResponse(arbitration=update))
-            assert "election id 70" in await s.ended()
-
-    run(story())
-
-
-def test_after_another_controller_of_the_fabric_the_program_stays(tmp_path: Path) -> None:
-    """The slots of its running jobs are in it."""
-
-    async def story() -> None:
-        server = ScriptedServer()
-        server.cookie = PIPELINE.cookie
-        others: set[int] = set()
-        async with session(tmp_path, server, others=others, trusts=lambda other: other == 70) as s:
+    server = ScriptedServer()
+    async with session(tmp_path, server) as s:
+        for other in (3, 70):
             update = p4r.MasterArbitrationUpdate()
-            update.election_id.low = 70
-            update.status.code = rpc_code.ALREADY_EXISTS
+            update.election_id.low, update.status.code = other, rpc_code.ALREADY_EXISTS
             await server.to_send.put(p4r.StreamMessageResponse(arbitration=update))
-            assert "election id 70" in await s.ended()
-        async with session(tmp_path, server, others=others) as s:
-            assert not await s.ensure_pipeline()
-
-    run(story())
+        assert "election id 70" in await s.ended()
 
 
-def test_a_session_looks_for_the_highest_election_id_before_it_takes_one(tmp_path: Path) -> None:
+async def test_after_another_controller_of_the_fabric_the_program_stays(tmp_path: Path) -> None:
+    """The slots of its running jobs are in it."""
+    server = ScriptedServer()
+    server.cookie = PIPELINE.cookie
+    others: set[int] = set()
+    async with session(tmp_path, server, others=others, trusts=lambda other: other == 70) as s:
+        update = p4r.MasterArbitrationUpdate()
+        update.election_id.low = 70
+        update.status.code = rpc_code.ALREADY_EXISTS
+        await server.to_send.put(p4r.StreamMessageResponse(arbitration=update))
+        assert "election id 70" in await s.ended()
+    async with session(tmp_path, server, others=others) as s:
+        assert not await s.ensure_pipeline()
+
+
+async def test_a_session_looks_for_the_highest_election_id_before_it_takes_one(tmp_path: Path) -> None:
     """On the same stream, so that nobody's primary changes before; what the switch says of the look alone does not
     count."""
+    server = ScriptedServer()
+    server.primary = 50
+    asked: list[int] = []
 
-    async def story() -> None:
-        server = ScriptedServer()
-        server.primary = 50
-        asked: list[int] = []
+    def answers(request: p4r.StreamMessageRequest) -> list[p4r.StreamMessageResponse]:
+        told = []
+        for code, number in ((rpc_code.NOT_FOUND, 50), (rpc_code.OK, request.arbitration.election_id.low)):
+            message = p4r.StreamMessageResponse()
+            message.arbitration.election_id.low, message.arbitration.status.code = number, code
+            told.append(message)
+        return told
 
-        def answers(request: p4r.StreamMessageRequest) -> list[p4r.StreamMessageResponse]:
-            told = []
-            for code, number in ((rpc_code.NOT_FOUND, 50), (rpc_code.OK, request.arbitration.election_id.low)):
-                message = p4r.StreamMessageResponse()
-                message.arbitration.election_id.low, message.arbitration.status.code = number, code
-                told.append(message)
-            return told
+    server.answers = answers
 
-        server.answers = answers
+    def claim(highest: int) -> int:
+        asked.append(highest)
+        return highest + 7
 
-        def claim(highest: int) -> int:
-            asked.append(highest)
-            return highest + 7
-
-        server.looks = True
-        async with session(tmp_path, server, election_id=0, claim=claim) as s:
-            await s.write([])
-        assert asked == [50]
-        assert server.received[0].arbitration.election_id.low == 57
-
-    run(story())
+    server.looks = True
+    async with session(tmp_path, server, election_id=0, claim=claim) as s:
+        await s.write([])
+    assert asked == [50]
+    assert server.received[0].arbitration.election_id.low == 57
 
 
-def test_a_switch_tells_which_ports_are_down(tmp_path: Path) -> None:
+async def test_a_switch_tells_which_ports_are_down(tmp_path: Path) -> None:
     """Ports come as a Struct in `other` of the switch's messages; anything else there is ignored."""
-
-    async def story() -> None:
-        server = ScriptedServer()
-        async with session(tmp_path, server) as s:
-            changes: asyncio.Queue[set[int]] = asyncio.Queue()
-            s.on_ports = lambda: changes.put_nowait(set(s.ports_down))
-            foreign = p4r.StreamMessageResponse()
-            foreign.other.Pack(p4r.Uint128(low=3))
-            for message in (foreign, notices.port_status(3, up=False), notices.port_status(4, up=False),
-                            notices.port_status(3, up=True)):
-                await server.to_send.put(message)
-            assert [await changes.get() for _ in range(3)] == [{3}, {3, 4}, {4}]
-
-    run(story())
+    server = ScriptedServer()
+    async with session(tmp_path, server) as s:
+        changes: asyncio.Queue[set[int]] = asyncio.Queue()
+        s.on_ports = lambda: changes.put_nowait(set(s.ports_down))
+        foreign = p4r.StreamMessageResponse()
+        foreign.other.Pack(p4r.Uint128(low=3))
+        for message in (foreign, notices.port_status(3, up=False), notices.port_status(4, up=False),
+                        notices.port_status(3, up=True)):
+            await server.to_send.put(message)
+        assert [await changes.get() for _ in range(3)] == [{3}, {3, 4}, {4}]
 
 
-def test_packet_ins_that_were_dropped_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_packet_ins_that_were_dropped_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that the switch tells of, and those for which the session's own queue has no room."""
     monkeypatch.setattr("netfold.controller.switch.switch.PACKETS", 2)
-
-    async def story() -> None:
-        server = ScriptedServer()
-        async with session(tmp_path, server) as s:
-            changed = asyncio.Event()
-            s.on_ports = changed.set
-            for _ in range(5):
-                await server.to_send.put(p4r.StreamMessageResponse(packet=p4r.PacketIn(payload=b"probe")))
-            for message in (notices.packet_ins_lost(100), notices.packet_ins_lost(20),
-                            notices.port_status(3, up=False)):
-                await server.to_send.put(message)
-            await changed.wait()  # all before it has been read
-            assert (s.packets.qsize(), s.packets_dropped) == (2, 3 + 120)
-
-    run(story())
+    server = ScriptedServer()
+    async with session(tmp_path, server) as s:
+        changed = asyncio.Event()
+        s.on_ports = changed.set
+        for _ in range(5):
+            await server.to_send.put(p4r.StreamMessageResponse(packet=p4r.PacketIn(payload=b"probe")))
+        for message in (notices.packet_ins_lost(100), notices.packet_ins_lost(20),
+                        notices.port_status(3, up=False)):
+            await server.to_send.put(message)
+        await changed.wait()  # all before it has been read
+        assert (s.packets.qsize(), s.packets_dropped) == (2, 3 + 120)
 
 
-def test_packets_come_and_go_with_their_ports(tmp_path: Path) -> None:
+async def test_packets_come_and_go_with_their_ports(tmp_path: Path) -> None:
     """packet-in carries its ingress port, packet-out its egress port."""
-
-    async def story() -> None:
-        server = ScriptedServer()
-        async with session(tmp_path, server) as s:
-            packet = p4r.PacketIn(payload=b"frame")
-            packet.metadata.add(metadata_id=1, value=b"\x01\x02")
-            await server.to_send.put(p4r.StreamMessageResponse(packet=packet))
-            assert await s.packets.get() == PacketIn(0x102, b"frame")
-            await s.packet_out(300, b"out")
-            await until(lambda: bool(server.received))
-            sent = server.received[0].packet
-            assert (sent.payload, sent.metadata[0].value, sent.metadata[1].value) == (b"out", b"\x01\x2c", b"\0")
-
-    run(story())
+    server = ScriptedServer()
+    async with session(tmp_path, server) as s:
+        packet = p4r.PacketIn(payload=b"frame")
+        packet.metadata.add(metadata_id=1, value=b"\x01\x02")
+        await server.to_send.put(p4r.StreamMessageResponse(packet=packet))
+        assert await s.packets.get() == PacketIn(0x102, b"frame")
+        await s.packet_out(300, b"out")
+        await until(lambda: bool(server.received))
+        sent = server.received[0].packet
+        assert (sent.payload, sent.metadata[0].value, sent.metadata[1].value) == (b"out", b"\x01\x2c", b"\0")
 
 
-def test_the_ports_of_neighbours_that_were_heard_are_asked_for(tmp_path: Path) -> None:
+async def test_the_ports_of_neighbours_that_were_heard_are_asked_for(tmp_path: Path) -> None:
     """The answer has a bit for each port.  One that comes after nobody waits any more counts with the next."""
+    server = ScriptedServer()
+    told = iter([1 << 3, 1 << 511 | 1 << 4, 1 << 5])
 
-    async def story() -> None:
-        server = ScriptedServer()
-        told = iter([1 << 3, 1 << 511 | 1 << 4, 1 << 5])
+    def answers(request: p4r.StreamMessageRequest) -> list[p4r.StreamMessageResponse]:
+        kind = request.packet.metadata[1].value
+        assert kind == bytes([probe.HEARD])
+        packet = p4r.PacketIn(payload=next(told).to_bytes(64, "big"))
+        packet.metadata.add(metadata_id=2, value=kind)
+        return [p4r.StreamMessageResponse(packet=packet)]
 
-        def answers(request: p4r.StreamMessageRequest) -> list[p4r.StreamMessageResponse]:
-            kind = request.packet.metadata[1].value
-            assert kind == bytes([probe.HEARD])
-            packet = p4r.PacketIn(payload=next(told).to_bytes(64, "big"))
-            packet.metadata.add(metadata_id=2, value=kind)
-            return [p4r.StreamMessageResponse(packet=packet)]
-
+    server.answers = answers
+    async with session(tmp_path, server) as s:
+        assert await s.heard() == 1 << 3
+        server.answers = lambda request: []
+        waiting = asyncio.create_task(s.heard())
+        await until(lambda: len(server.received) == 2)
+        waiting.cancel()
+        for message in answers(server.received[-1]):
+            await server.to_send.put(message)
+        await until(lambda: bool(s._heard))
         server.answers = answers
-        async with session(tmp_path, server) as s:
-            assert await s.heard() == 1 << 3
-            server.answers = lambda request: []
-            waiting = asyncio.create_task(s.heard())
-            await until(lambda: len(server.received) == 2)
-            waiting.cancel()
-            for message in answers(server.received[-1]):
-                await server.to_send.put(message)
-            await until(lambda: bool(s._heard))
-            server.answers = answers
-            assert await s.heard() == 1 << 511 | 1 << 4 | 1 << 5
-            server.answers = lambda request: []
-            await s.packet_out_to_neighbours(b"frame")
-            await until(lambda: len(server.received) == 4)
-            sent = server.received[-1].packet
-            assert (sent.payload, sent.metadata[1].value) == (b"frame", bytes([probe.NEIGHBOURS]))
-
-    run(story())
+        assert await s.heard() == 1 << 511 | 1 << 4 | 1 << 5
+        server.answers = lambda request: []
+        await s.packet_out_to_neighbours(b"frame")
+        await until(lambda: len(server.received) == 4)
+        sent = server.received[-1].packet
+        assert (sent.payload, sent.metadata[1].value) == (b"frame", bytes([probe.NEIGHBOURS]))
 
 
-def test_the_end_of_the_stream_ends_the_session(tmp_path: Path) -> None:
+async def test_the_end_of_the_stream_ends_the_session(tmp_path: Path) -> None:
     """`ended` reports it, whether the switch closes the stream or dies."""
-
-    async def story() -> None:
-        server = ScriptedServer()
-        async with session(tmp_path, server) as s:
-            await server.to_send.put(None)
-            assert await s.ended() == "the switch closed the stream"
-            with pytest.raises(SwitchError, match="packet-out to port 1"):
-                await s.packet_out(1, b"")
-
-    run(story())
+    server = ScriptedServer()
+    async with session(tmp_path, server) as s:
+        await server.to_send.put(None)
+        assert await s.ended() == "the switch closed the stream"
+        with pytest.raises(SwitchError, match="packet-out to port 1"):
+            await s.packet_out(1, b"")
 
 
-def test_closing_a_session_does_not_cancel_who_waits_for_an_answer(tmp_path: Path) -> None:
+async def test_closing_a_session_does_not_cancel_who_waits_for_an_answer(tmp_path: Path) -> None:
     """A call that is cut off by `close` is a SwitchError: gRPC's CancelledError would end the waiting task, and with
     it whatever goes on beside switches that come and go.  Who is cancelled is cancelled."""
-
-    async def story() -> None:
-        server = ScriptedServer()
-        server.answers_writes.clear()
-        async with session(tmp_path, server) as s:
-            cut_off, cancelled = (asyncio.create_task(s.write([Update("insert", ENTRY)])) for _ in range(2))
-            await until(lambda: len(server.written) == 2)
-            cancelled.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await cancelled
-            await s.close()
-            with pytest.raises(SwitchError, match="Write: the session was closed meanwhile"):
-                await cut_off
-            with pytest.raises(SwitchError, match="packet-out to port 1"):
-                await s.packet_out(1, b"")
-            server.answers_writes.set()
-
-    run(story())
+    server = ScriptedServer()
+    server.answers_writes.clear()
+    async with session(tmp_path, server) as s:
+        cut_off, cancelled = (asyncio.create_task(s.write([Update("insert", ENTRY)])) for _ in range(2))
+        await until(lambda: len(server.written) == 2)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        await s.close()
+        with pytest.raises(SwitchError, match="Write: the session was closed meanwhile"):
+            await cut_off
+        with pytest.raises(SwitchError, match="packet-out to port 1"):
+            await s.packet_out(1, b"")
+        server.answers_writes.set()
 
 
-def test_nobody_at_the_address_is_a_bounded_error(tmp_path: Path) -> None:
+async def test_nobody_at_the_address_is_a_bounded_error(tmp_path: Path) -> None:
     """Within its time it says which switch and address, and what to check."""
-
-    async def story() -> None:
-        with pytest.raises(SwitchError, match=r"leaf1: no P4Runtime server answers at unix:.*device id 3"):
-            await Session.open("leaf1", f"unix:{tmp_path}/none", device_id=3, pipeline=PIPELINE, election_id=1,
-                               timeout=0.2)
-
-    run(story())
+    with pytest.raises(SwitchError, match=r"leaf1: no P4Runtime server answers at unix:.*device id 3"):
+        await Session.open("leaf1", f"unix:{tmp_path}/none", device_id=3, pipeline=PIPELINE, election_id=1,
+                           timeout=0.2)
 
 
-def test_a_switch_that_starts_late_is_waited_for(tmp_path: Path) -> None:
+async def test_a_switch_that_starts_late_is_waited_for(tmp_path: Path) -> None:
     """A session opened before its server is there comes up with it."""
-
-    async def story() -> None:
-        address = f"unix:{tmp_path}/late.sock"
-        opening = asyncio.create_task(
-            Session.open("leaf1", address, device_id=1, pipeline=PIPELINE, election_id=1, timeout=60)
-        )
-        await asyncio.sleep(0)
-        running = await ScriptedServer().serve(address)
-        async with await opening as s:
-            assert await s.ensure_pipeline()
-        await running.stop(None)
-
-    run(story())
+    address = f"unix:{tmp_path}/late.sock"
+    opening = asyncio.create_task(
+        Session.open("leaf1", address, device_id=1, pipeline=PIPELINE, election_id=1, timeout=60)
+    )
+    await asyncio.sleep(0)
+    running = await ScriptedServer().serve(address)
+    async with await opening as s:
+        assert await s.ensure_pipeline()
+    await running.stop(None)
 
 
 def test_a_quiet_session_is_not_pinged_to_death() -> None:

@@ -21,7 +21,7 @@ from netfold.controller.web.faults import FaultForwarder
 from netfold.fabric.generate import leafspine
 from netfold.wire import faults as wire
 from netfold.wire.operator import Status
-from support.controller import BOUND, run
+from support.controller import BOUND
 from support.credentials import scopes
 
 KILL = {"kind": "kill", "target": "spine1", "seconds": 5}
@@ -68,35 +68,31 @@ def post(url: str, body: bytes, **headers: str) -> tuple[int, str]:
     ("operators", {}, {"kind": "kill", "target": "x" * 5000}, 413),
     ("operators", {}, [1], 400),
 ])
-def test_only_an_operators_own_page_injects(
+async def test_only_an_operators_own_page_injects(
     tmp_path: Path, token: str, headers: dict[str, str], body: object, status: int
 ) -> None:
     """By the operator's token, from this page, as JSON of bounded size, in the service's words; nothing else reaches
     the service."""
     service = Service(wire.Injected(1, "spine1 is killed, for 5 s"))
-
-    async def story() -> None:
-        fabric = msgspec.structs.replace(leafspine(1, 0, 1, rundir=tmp_path), **scopes(tmp_path))
-        callers = Callers(fabric)
-        callers.load()
-        forwarder = FaultForwarder(Path("/nowhere"), call=service)
-        server = serve.Web(Sources(fabric, nobody, faults=forwarder), callers)
-        url = server.start("127.0.0.1:0")
-        words = {"Authorization": f"Bearer {token}", **{k.replace("-", "_"): v for k, v in headers.items()}}
-        try:
-            code, text = await asyncio.to_thread(post, f"{url}/fault", json.dumps(body).encode(), **words)
-        finally:
-            await server.stop()
-        assert code == status, text
-        asked = [wire.Inject("kill", "spine1", 5.0)] if status == 200 else []
-        assert (service.requests, "killed, for 5 s" in text) == (asked, status == 200)
-
-    run(story())
+    fabric = msgspec.structs.replace(leafspine(1, 0, 1, rundir=tmp_path), **scopes(tmp_path))
+    callers = Callers(fabric)
+    callers.load()
+    forwarder = FaultForwarder(Path("/nowhere"), call=service)
+    server = serve.Web(Sources(fabric, nobody, faults=forwarder), callers)
+    url = server.start("127.0.0.1:0")
+    words = {"Authorization": f"Bearer {token}", **{k.replace("-", "_"): v for k, v in headers.items()}}
+    try:
+        code, text = await asyncio.to_thread(post, f"{url}/fault", json.dumps(body).encode(), **words)
+    finally:
+        await server.stop()
+    assert code == status, text
+    asked = [wire.Inject("kill", "spine1", 5.0)] if status == 200 else []
+    assert (service.requests, "killed, for 5 s" in text) == (asked, status == 200)
 
 
 @pytest.mark.parametrize(("known", "said", "status"), [
     ("key", "key", 200), ("key", "kex", 403), ("key", "", 403), ("", "", 403), ("", "anything", 403)])
-def test_without_tokens_only_the_keys_holder_injects(tmp_path: Path, known: str, said: str, status: int) -> None:
+async def test_without_tokens_only_the_keys_holder_injects(tmp_path: Path, known: str, said: str, status: int) -> None:
     """Who reaches the page by another way may look, and is not offered what he may not do; without a key nobody may."""
     service = Service(wire.Injected(1, "spine1 is killed, for 5 s"))
 
@@ -106,52 +102,45 @@ def test_without_tokens_only_the_keys_holder_injects(tmp_path: Path, known: str,
             body: bytes = answer.read()
             return body
 
-    async def story() -> None:
-        fabric = leafspine(1, 0, 1, rundir=tmp_path)
-        forwarder = FaultForwarder(Path("/nowhere"), call=service, key=known)
-        server = serve.Web(Sources(fabric, nobody, faults=forwarder), Callers(fabric))
-        url = server.start("127.0.0.1:0")
-        headers = {"Authorization": f"Bearer {said}"} if said else {}
-        try:
-            offered = json.loads(await asyncio.to_thread(get, url, headers))["faults"]
-            code, text = await asyncio.to_thread(post, f"{url}/fault", json.dumps(KILL).encode(), **headers)
-        finally:
-            await server.stop()
-        assert code == status, text
-        assert bool(service.requests) is offered is (status == 200)
-
-    run(story())
+    fabric = leafspine(1, 0, 1, rundir=tmp_path)
+    forwarder = FaultForwarder(Path("/nowhere"), call=service, key=known)
+    server = serve.Web(Sources(fabric, nobody, faults=forwarder), Callers(fabric))
+    url = server.start("127.0.0.1:0")
+    headers = {"Authorization": f"Bearer {said}"} if said else {}
+    try:
+        offered = json.loads(await asyncio.to_thread(get, url, headers))["faults"]
+        code, text = await asyncio.to_thread(post, f"{url}/fault", json.dumps(KILL).encode(), **headers)
+    finally:
+        await server.stop()
+    assert code == status, text
+    assert bool(service.requests) is offered is (status == 200)
 
 
 @pytest.mark.parametrize(("said", "body", "status"), [
     ("key", {"host": "h1", "job": "j", "tree": "spine1"}, 200), ("key", {"host": "h9"}, 409),
     ("key", {"hosts": "h1"}, 400), ("key", {"host": "h" * 256}, 400),
     ("", {"host": "h1"}, 403), ("kex", {"host": "h1"}, 403)])
-def test_a_packet_is_recorded_for_the_keys_holder_alone(
+async def test_a_packet_is_recorded_for_the_keys_holder_alone(
     tmp_path: Path, said: str, body: dict[str, str], status: int
 ) -> None:
     """By the rule of the faults, since a recording reads traffic; the answer is the way, or why there is none."""
     way = wire.RecordedPacket("h1", "rank 0 (h1)", "j", "spine1", "data", "SUM32", 7, 7, [], 3, 0, 0)
     service = Service(way if status == 200 else wire.Refused("nothing passed", conflict=True))
-
-    async def story() -> None:
-        fabric = leafspine(1, 0, 1, rundir=tmp_path)
-        forwarder = FaultForwarder(Path("/nowhere"), call=service, key="key")
-        server = serve.Web(Sources(fabric, nobody, faults=forwarder), Callers(fabric))
-        url = server.start("127.0.0.1:0")
-        headers = {"Authorization": f"Bearer {said}"} if said else {}
-        try:
-            code, text = await asyncio.to_thread(post, f"{url}/packet", json.dumps(body).encode(), **headers)
-        finally:
-            await server.stop()
-        assert code == status, text
-        assert service.requests == ([wire.RecordPacket(**body)] if status in (200, 409) else [])
-        assert {200: '"psn":7', 409: "nothing passed"}.get(code, "") in text
-
-    run(story())
+    fabric = leafspine(1, 0, 1, rundir=tmp_path)
+    forwarder = FaultForwarder(Path("/nowhere"), call=service, key="key")
+    server = serve.Web(Sources(fabric, nobody, faults=forwarder), Callers(fabric))
+    url = server.start("127.0.0.1:0")
+    headers = {"Authorization": f"Bearer {said}"} if said else {}
+    try:
+        code, text = await asyncio.to_thread(post, f"{url}/packet", json.dumps(body).encode(), **headers)
+    finally:
+        await server.stop()
+    assert code == status, text
+    assert service.requests == ([wire.RecordPacket(**body)] if status in (200, 409) else [])
+    assert {200: '"psn":7', 409: "nothing passed"}.get(code, "") in text
 
 
-def test_a_body_without_length_or_end_is_no_request(tmp_path: Path) -> None:
+async def test_a_body_without_length_or_end_is_no_request(tmp_path: Path) -> None:
     """No length, several, chunks, more than is allowed: answered at once, without reading it."""
     heads = {"": b"411", "Content-Length: 1\r\nContent-Length: 2\r\n": b"411", "Transfer-Encoding: chunked\r\n": b"411",
              "Content-Length: 99999999999999999999\r\n": b"413", "Content-Length: -1\r\n": b"411"}
@@ -162,17 +151,14 @@ def test_a_body_without_length_or_end_is_no_request(tmp_path: Path) -> None:
             connection.sendall(f"{start}Authorization: Bearer key\r\n{head}\r\n".encode())
             return connection.recv(4096).split()[1]
 
-    async def story() -> None:
-        fabric = leafspine(1, 0, 1, rundir=tmp_path)
-        server = serve.Web(Sources(fabric, nobody, faults=FaultForwarder(None, key="key")), Callers(fabric))
-        port = int(server.start("127.0.0.1:0").rpartition(":")[2])
-        try:
-            for head, status in heads.items():
-                assert await asyncio.to_thread(ask, port, head) == status, head
-        finally:
-            await server.stop()
-
-    run(story())
+    fabric = leafspine(1, 0, 1, rundir=tmp_path)
+    server = serve.Web(Sources(fabric, nobody, faults=FaultForwarder(None, key="key")), Callers(fabric))
+    port = int(server.start("127.0.0.1:0").rpartition(":")[2])
+    try:
+        for head, status in heads.items():
+            assert await asyncio.to_thread(ask, port, head) == status, head
+    finally:
+        await server.stop()
 
 
 def test_faults_that_begin_and_end_are_events() -> None:

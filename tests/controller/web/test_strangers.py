@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from netfold.controller.web import serve
-from support.controller import BOUND, run
+from support.controller import BOUND
 from support.jobs import rig
 
 ANYWHERE = "127.0.0.1:0"
@@ -50,52 +50,40 @@ def ask(port: int, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_only_our_names_are_served(name: str, tmp_path: Path) -> None:
+async def test_only_our_names_are_served(name: str, tmp_path: Path) -> None:
     """Addresses and our own names; a name of somebody else that leads here is DNS rebinding, and refused."""
     data, status = REQUESTS[name]
-
-    async def story() -> None:
-        async with rig(tmp_path, metrics=ANYWHERE) as r:
-            port = int(r.controller.page.rpartition(":")[2])
-            answer = await asyncio.to_thread(ask, port, data)
-            assert answer.split()[1] == str(status).encode()
-
-    run(story())
+    async with rig(tmp_path, metrics=ANYWHERE) as r:
+        port = int(r.controller.page.rpartition(":")[2])
+        answer = await asyncio.to_thread(ask, port, data)
+        assert answer.split()[1] == str(status).encode()
 
 
-def test_a_connection_has_one_request(tmp_path: Path) -> None:
+async def test_a_connection_has_one_request(tmp_path: Path) -> None:
     """The answer says so and is the last; what was sent behind it is not served."""
+    async with rig(tmp_path, metrics=ANYWHERE) as r:
+        port = int(r.controller.page.rpartition(":")[2])
 
-    async def story() -> None:
-        async with rig(tmp_path, metrics=ANYWHERE) as r:
-            port = int(r.controller.page.rpartition(":")[2])
+        def twice() -> bytes:
+            with socket.create_connection(("127.0.0.1", port), timeout=BOUND) as connection:
+                connection.sendall(2 * b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                answer = b""
+                with contextlib.suppress(ConnectionResetError):  # what it did not read is refused
+                    while more := connection.recv(1 << 16):
+                        answer += more
+                return answer
 
-            def twice() -> bytes:
-                with socket.create_connection(("127.0.0.1", port), timeout=BOUND) as connection:
-                    connection.sendall(2 * b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                    answer = b""
-                    with contextlib.suppress(ConnectionResetError):  # what it did not read is refused
-                        while more := connection.recv(1 << 16):
-                            answer += more
-                    return answer
-
-            answer = await asyncio.to_thread(twice)
-            assert answer.count(b"HTTP/1.1 200") == 1
-            assert b"\r\nConnection: close\r\n" in answer
-
-    run(story())
+        answer = await asyncio.to_thread(twice)
+        assert answer.count(b"HTTP/1.1 200") == 1
+        assert b"\r\nConnection: close\r\n" in answer
 
 
-def test_connections_that_trickle_keep_nobody_from_the_page(tmp_path: Path) -> None:
+async def test_connections_that_trickle_keep_nobody_from_the_page(tmp_path: Path) -> None:
     """More of them than there are places, each with a part of a request: who asks is answered at once."""
-
-    async def story() -> None:
-        async with rig(tmp_path, metrics=ANYWHERE) as r:
-            port = int(r.controller.page.rpartition(":")[2])
-            with contextlib.ExitStack() as stack:
-                for _ in range(3 * serve.MAX_CONNECTIONS):
-                    held = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=BOUND))
-                    held.sendall(b"G")
-                assert (await asyncio.to_thread(ask, port, REQUESTS["localhost"][0])).split()[1] == b"200"
-
-    run(story())
+    async with rig(tmp_path, metrics=ANYWHERE) as r:
+        port = int(r.controller.page.rpartition(":")[2])
+        with contextlib.ExitStack() as stack:
+            for _ in range(3 * serve.MAX_CONNECTIONS):
+                held = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=BOUND))
+                held.sendall(b"G")
+            assert (await asyncio.to_thread(ask, port, REQUESTS["localhost"][0])).split()[1] == b"200"

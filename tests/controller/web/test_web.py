@@ -66,53 +66,49 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
             for family in text_string_to_metric_families(text) for sample in family.samples}
 
 
-def test_a_scrape_has_what_the_fabric_does(tmp_path: Path) -> None:
+async def test_a_scrape_has_what_the_fabric_does(tmp_path: Path) -> None:
     """Switches, links in both directions, slots, jobs with their ranks, rounds, and what ranks have told."""
-
-    async def story() -> None:
-        async with rig(tmp_path, metrics=ANYWHERE) as r:
-            r.switches["leaf1"].counters = {
-                tables.PORT_OUT: {3: Count(7, 7000)}, tables.PORT_IN: {1: Count(9, 900)},
-                tables.OUTCOMES: {0: Count(40, 0), 4: Count(2, 0)},
-            }
-            plans = await r.together(4)
-            watcher = await r.watch(plans[0])
-            lose(r, "spine2")
-            await watcher.next()
-            await all_resume(r, plans)
-            for retransmissions in (1, 3):  # the later one counts, not both
-                report = RankReport("j", 2, plans[2].epoch, 5, 1000, 50, retransmissions, {}, plans[2].rank_secret)
-                await r.call("Report", report, Done)
-            await client.drain(r.fabric.jobs, "spine2", True)
-            status, kind, text = await get(r.controller.page + "/metrics")
-            assert (status, kind.startswith("text/plain; version=")) == (200, True)
-            found = samples(text)
-            job = (("epoch", str(plans[0].epoch)), ("job", "j"))
-            uplink = (("kind", "uplink"), ("receiver", "spine1:1"), ("sender", "leaf1:3"))
-            host = (("kind", "host"), ("receiver", "leaf1:1"), ("sender", "h1:0"))
-            for key, value in {
-                ("netfold_switch_up", (("role", "leaf"), ("switch", "leaf1"))): 1,
-                ("netfold_switch_up", (("role", "spine"), ("switch", "spine2"))): 0,
-                ("netfold_switch_drained", (("role", "spine"), ("switch", "spine2"))): 1,
-                ("netfold_link_up", (("a", "leaf1:4"), ("b", "spine2:1"), ("kind", "uplink"))): 0,
-                ("netfold_link_bytes_total", uplink): 7000,
-                ("netfold_link_packets_total", host): 9,
-                ("netfold_switch_folded_packets_total", (("outcome", "first"), ("switch", "leaf1"))): 40,
-                ("netfold_switch_folded_packets_total", (("outcome", "late"), ("switch", "leaf1"))): 2,
-                ("netfold_jobs", (("state", "active"),)): 1,
-                ("netfold_job_ranks", (*job, ("state", "there"))): 4,
-                ("netfold_job_rounds_total", job): 1,
-                ("netfold_job_stands_still", job): 0,
-                ("netfold_round_seconds_count", ()): 1,
-                ("netfold_jobs_complete_total", ()): 1,
-                ("netfold_ranks_packets_sent_total", ()): 50,
-                ("netfold_ranks_retransmissions_total", ()): 3,
-            }.items():
-                assert found[key] == value, key
-            assert found["netfold_switch_slots_used", (("role", "leaf"), ("switch", "leaf1"))] > 0
-            assert found["netfold_round_seconds_sum", ()] > 0
-
-    run(story())
+    async with rig(tmp_path, metrics=ANYWHERE) as r:
+        r.switches["leaf1"].counters = {
+            tables.PORT_OUT: {3: Count(7, 7000)}, tables.PORT_IN: {1: Count(9, 900)},
+            tables.OUTCOMES: {0: Count(40, 0), 4: Count(2, 0)},
+        }
+        plans = await r.together(4)
+        watcher = await r.watch(plans[0])
+        lose(r, "spine2")
+        await watcher.next()
+        await all_resume(r, plans)
+        for retransmissions in (1, 3):  # the later one counts, not both
+            report = RankReport("j", 2, plans[2].epoch, 5, 1000, 50, retransmissions, {}, plans[2].rank_secret)
+            await r.call("Report", report, Done)
+        await client.drain(r.fabric.jobs, "spine2", True)
+        status, kind, text = await get(r.controller.page + "/metrics")
+        assert (status, kind.startswith("text/plain; version=")) == (200, True)
+        found = samples(text)
+        job = (("epoch", str(plans[0].epoch)), ("job", "j"))
+        uplink = (("kind", "uplink"), ("receiver", "spine1:1"), ("sender", "leaf1:3"))
+        host = (("kind", "host"), ("receiver", "leaf1:1"), ("sender", "h1:0"))
+        for key, value in {
+            ("netfold_switch_up", (("role", "leaf"), ("switch", "leaf1"))): 1,
+            ("netfold_switch_up", (("role", "spine"), ("switch", "spine2"))): 0,
+            ("netfold_switch_drained", (("role", "spine"), ("switch", "spine2"))): 1,
+            ("netfold_link_up", (("a", "leaf1:4"), ("b", "spine2:1"), ("kind", "uplink"))): 0,
+            ("netfold_link_bytes_total", uplink): 7000,
+            ("netfold_link_packets_total", host): 9,
+            ("netfold_switch_folded_packets_total", (("outcome", "first"), ("switch", "leaf1"))): 40,
+            ("netfold_switch_folded_packets_total", (("outcome", "late"), ("switch", "leaf1"))): 2,
+            ("netfold_jobs", (("state", "active"),)): 1,
+            ("netfold_job_ranks", (*job, ("state", "there"))): 4,
+            ("netfold_job_rounds_total", job): 1,
+            ("netfold_job_stands_still", job): 0,
+            ("netfold_round_seconds_count", ()): 1,
+            ("netfold_jobs_complete_total", ()): 1,
+            ("netfold_ranks_packets_sent_total", ()): 50,
+            ("netfold_ranks_retransmissions_total", ()): 3,
+        }.items():
+            assert found[key] == value, key
+        assert found["netfold_switch_slots_used", (("role", "leaf"), ("switch", "leaf1"))] > 0
+        assert found["netfold_round_seconds_sum", ()] > 0
 
 
 def test_the_names_of_metrics_keep_the_rules_of_promtools_lint() -> None:
@@ -133,39 +129,35 @@ def test_the_names_of_metrics_keep_the_rules_of_promtools_lint() -> None:
             assert all(sample.name == f"{name}_total" for sample in family.samples), name
 
 
-def test_what_the_page_asks_for_comes_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_the_page_asks_for_comes_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fabric, its present state and its history, in the same order of links; other paths are named."""
     monkeypatch.setenv(KEY_VARIABLE, "the-key")
-
-    async def story() -> None:
-        async with rig(tmp_path, metrics=ANYWHERE) as r:
-            await r.together(2)
-            operator = "Bearer the-key"
-            status, kind, text = await get(r.controller.page + "/fabric.json")
-            assert (status, kind) == (200, "application/json")
-            fabric = msgspec.json.decode(text, type=view.FabricView)
-            assert [node.name for node in fabric.nodes] == [node.name for node in r.fabric.nodes]
-            assert [(link.a, link.b) for link in fabric.links] == [(link.a, link.b) for link in r.fabric.links]
-            live = msgspec.json.decode((await get(r.controller.page + "/live.json?since=0"))[2], type=view.Live)
-            assert [switch.name for switch in live.switches] == [switch.name for switch in r.fabric.switches]
-            (job,) = live.jobs
-            assert (job.name, job.state, job.joined, job.hosts, [tree.root for tree in job.trees]) == (
-                "j", "active", 2, ["h1", "h2"], ["leaf1"])
-            assert [fabric.links[number].b for number in job.trees[0].hosts] == ["h1:0", "h2:0"]
-            history = msgspec.json.decode((await get(r.controller.page + "/history.json"))[2], type=view.HistoryView)
-            assert {len(row) for row in history.links} == {len(history.times)} == {1}
-            slots = msgspec.json.decode((await get(r.controller.page + "/slots.json?switch=leaf1", operator))[2],
-                                        type=view.SlotsView)
-            assert [held.job for held in slots.jobs] == ["j"]
-            assert 0 < slots.jobs[0].count <= slots.slots
-            status, kind, text = await get(r.controller.page + "/status")
-            assert msgspec.json.decode(text, type=Status).fabric == r.fabric.name
-            for path, expected in (("/etc/passwd", 404), ("/slots.json", 400), ("/slots.json?switch=x", 404),
-                                   ("/live.json?since=-1", 400), ("/live.json?" + "a=1&" * 40, 400),
-                                   ("/" + "a" * 3000, 414), ("/../serve.py", 404), ("/%2e%2e/serve.py", 404)):
-                assert (path, (await get(r.controller.page + path, operator))[0]) == (path, expected)
-
-    run(story())
+    async with rig(tmp_path, metrics=ANYWHERE) as r:
+        await r.together(2)
+        operator = "Bearer the-key"
+        status, kind, text = await get(r.controller.page + "/fabric.json")
+        assert (status, kind) == (200, "application/json")
+        fabric = msgspec.json.decode(text, type=view.FabricView)
+        assert [node.name for node in fabric.nodes] == [node.name for node in r.fabric.nodes]
+        assert [(link.a, link.b) for link in fabric.links] == [(link.a, link.b) for link in r.fabric.links]
+        live = msgspec.json.decode((await get(r.controller.page + "/live.json?since=0"))[2], type=view.Live)
+        assert [switch.name for switch in live.switches] == [switch.name for switch in r.fabric.switches]
+        (job,) = live.jobs
+        assert (job.name, job.state, job.joined, job.hosts, [tree.root for tree in job.trees]) == (
+            "j", "active", 2, ["h1", "h2"], ["leaf1"])
+        assert [fabric.links[number].b for number in job.trees[0].hosts] == ["h1:0", "h2:0"]
+        history = msgspec.json.decode((await get(r.controller.page + "/history.json"))[2], type=view.HistoryView)
+        assert {len(row) for row in history.links} == {len(history.times)} == {1}
+        slots = msgspec.json.decode((await get(r.controller.page + "/slots.json?switch=leaf1", operator))[2],
+                                    type=view.SlotsView)
+        assert [held.job for held in slots.jobs] == ["j"]
+        assert 0 < slots.jobs[0].count <= slots.slots
+        status, kind, text = await get(r.controller.page + "/status")
+        assert msgspec.json.decode(text, type=Status).fabric == r.fabric.name
+        for path, expected in (("/etc/passwd", 404), ("/slots.json", 400), ("/slots.json?switch=x", 404),
+                               ("/live.json?since=-1", 400), ("/live.json?" + "a=1&" * 40, 400),
+                               ("/" + "a" * 3000, 414), ("/../serve.py", 404), ("/%2e%2e/serve.py", 404)):
+            assert (path, (await get(r.controller.page + path, operator))[0]) == (path, expected)
 
 
 @pytest.mark.parametrize(("authorization", "status"), [
@@ -173,36 +165,28 @@ def test_what_the_page_asks_for_comes_as_json(tmp_path: Path, monkeypatch: pytes
     ("Basic " + base64.b64encode(b"anybody:operators").decode(), 200),
     ("Basic " + base64.b64encode(b"anybody:another").decode(), 401), ("Bearer jobs", 403),
 ])
-def test_a_token_that_may_look_is_the_password(tmp_path: Path, authorization: str, status: int) -> None:
+async def test_a_token_that_may_look_is_the_password(tmp_path: Path, authorization: str, status: int) -> None:
     """Any user name goes with it; without one of them there is no page but status 401."""
-
-    async def story() -> None:
-        fabric = msgspec.structs.replace(leafspine(1, 0, 1, rundir=tmp_path), metrics=ANYWHERE, **scopes(tmp_path))
-        callers = Callers(fabric)
-        callers.load()
-        server = serve.Web(Sources(fabric, nobody), callers)
-        url = server.start(ANYWHERE)
-        try:
-            code, _, text = await get(f"{url}/fabric.json", authorization)
-        finally:
-            await server.stop()
-        assert (code, "leaf1" in text) == (status, status == 200)
-
-    run(story())
+    fabric = msgspec.structs.replace(leafspine(1, 0, 1, rundir=tmp_path), metrics=ANYWHERE, **scopes(tmp_path))
+    callers = Callers(fabric)
+    callers.load()
+    server = serve.Web(Sources(fabric, nobody), callers)
+    url = server.start(ANYWHERE)
+    try:
+        code, _, text = await get(f"{url}/fabric.json", authorization)
+    finally:
+        await server.stop()
+    assert (code, "leaf1" in text) == (status, status == 200)
 
 
 @pytest.mark.parametrize(("said", "path", "status"), [
     ("viewers", "/slots.json?switch=leaf1", 403), ("viewers", "/slots.json", 403), ("viewers", "/status", 200),
     ("operators", "/slots.json?switch=leaf1", 200), ("jobs", "/status", 403), ("jobs", "/slots.json", 403),
 ])
-def test_the_page_has_the_scopes_of_grpc(tmp_path: Path, said: str, path: str, status: int) -> None:
+async def test_the_page_has_the_scopes_of_grpc(tmp_path: Path, said: str, path: str, status: int) -> None:
     """A viewer reads no slots by the page, as it reads none by gRPC."""
-
-    async def story() -> None:
-        async with rig(tmp_path, metrics=ANYWHERE, **scopes(tmp_path)) as r:
-            assert (await get(r.controller.page + path, f"Bearer {said}"))[0] == status
-
-    run(story())
+    async with rig(tmp_path, metrics=ANYWHERE, **scopes(tmp_path)) as r:
+        assert (await get(r.controller.page + path, f"Bearer {said}"))[0] == status
 
 
 def test_without_tokens_slots_are_read_by_the_keys_holder_alone(
@@ -223,57 +207,49 @@ def test_without_tokens_slots_are_read_by_the_keys_holder_alone(
     run(story(200))
 
 
-def test_viewers_of_page_and_grpc_share_one_rate_and_operators_have_none(
+async def test_viewers_of_page_and_grpc_share_one_rate_and_operators_have_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond it the answer is 429, by either way; the operator is served all the same."""
     monkeypatch.setattr(callers, "READ_BURST", 4)
     monkeypatch.setattr(callers, "READ_RATE", 1e-6)
-
-    async def story() -> None:
-        async with rig(tmp_path, metrics=ANYWHERE, **scopes(tmp_path)) as r:
-            for _ in range(2):
-                await client.status(r.fabric.jobs, token="viewers")
-            found = [(await get(r.controller.page + "/status", "Bearer viewers"))[0] for _ in range(4)]
-            assert found == [200, 200, 429, 429]
-            with pytest.raises(CallRefused, match="expected at most"):
-                await client.status(r.fabric.jobs, token="viewers")
-            for _ in range(6):
-                assert (await get(r.controller.page + "/status", "Bearer operators"))[0] == 200
-
-    run(story())
+    async with rig(tmp_path, metrics=ANYWHERE, **scopes(tmp_path)) as r:
+        for _ in range(2):
+            await client.status(r.fabric.jobs, token="viewers")
+        found = [(await get(r.controller.page + "/status", "Bearer viewers"))[0] for _ in range(4)]
+        assert found == [200, 200, 429, 429]
+        with pytest.raises(CallRefused, match="expected at most"):
+            await client.status(r.fabric.jobs, token="viewers")
+        for _ in range(6):
+            assert (await get(r.controller.page + "/status", "Bearer operators"))[0] == 200
 
 
-def test_without_tokens_an_address_that_asks_too_often_costs_no_other_one_its_answers(
+async def test_without_tokens_an_address_that_asks_too_often_costs_no_other_one_its_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever reaches such a page is a viewer: one that floods it is refused, and the others are served."""
     monkeypatch.setattr(callers, "READ_BURST", 2)
     monkeypatch.setattr(callers, "READ_RATE", 1e-6)
     monkeypatch.setattr(callers, "MAX_LIMITS", 2)
+    fabric = msgspec.structs.replace(leafspine(1, 0, 1, rundir=tmp_path), metrics=ANYWHERE)
+    known = Callers(fabric)
+    server = serve.Web(Sources(fabric, nobody), known)
+    port = int(server.start(ANYWHERE).rpartition(":")[2])
 
-    async def story() -> None:
-        fabric = msgspec.structs.replace(leafspine(1, 0, 1, rundir=tmp_path), metrics=ANYWHERE)
-        known = Callers(fabric)
-        server = serve.Web(Sources(fabric, nobody), known)
-        port = int(server.start(ANYWHERE).rpartition(":")[2])
+    def asked(source: str) -> int:
+        caller = http.client.HTTPConnection("127.0.0.1", port, timeout=BOUND, source_address=(source, 0))
+        with contextlib.closing(caller):
+            caller.request("GET", "/status")
+            return caller.getresponse().status
 
-        def asked(source: str) -> int:
-            caller = http.client.HTTPConnection("127.0.0.1", port, timeout=BOUND, source_address=(source, 0))
-            with contextlib.closing(caller):
-                caller.request("GET", "/status")
-                return caller.getresponse().status
-
-        try:
-            flooded = [200, 200, 429, 429]
-            for sources, expected in (("1111", flooded), ("2221", flooded), ("34", [200, 200])):
-                found = [await asyncio.to_thread(asked, f"127.0.0.{source}") for source in sources]
-                assert (sources, found) == (sources, expected)
-            assert len(known._limits) == 2
-        finally:
-            await server.stop()
-
-    run(story())
+    try:
+        flooded = [200, 200, 429, 429]
+        for sources, expected in (("1111", flooded), ("2221", flooded), ("34", [200, 200])):
+            found = [await asyncio.to_thread(asked, f"127.0.0.{source}") for source in sources]
+            assert (sources, found) == (sources, expected)
+        assert len(known._limits) == 2
+    finally:
+        await server.stop()
 
 
 async def nobody() -> Status:
@@ -281,24 +257,21 @@ async def nobody() -> Status:
     return Status("lab", "bmv2", 1.0, [], [], [])
 
 
-def test_a_status_that_fails_is_told_and_the_server_lives_on(tmp_path: Path) -> None:
+async def test_a_status_that_fails_is_told_and_the_server_lives_on(tmp_path: Path) -> None:
     """503 with the reason; what needs no status is there all the same."""
 
     async def broken() -> Status:
         raise RuntimeError("counters are on holiday")
 
-    async def story() -> None:
-        fabric = leafspine(1, 0, 1, rundir=tmp_path)
-        server = serve.Web(Sources(fabric, broken), Callers(fabric))
-        url = server.start(ANYWHERE)
-        try:
-            code, _, text = await get(f"{url}/metrics")
-            assert (code, "counters are on holiday" in text) == (503, True)
-            assert (await get(f"{url}/fabric.json"))[0] == 200
-        finally:
-            await server.stop()
-
-    run(story())
+    fabric = leafspine(1, 0, 1, rundir=tmp_path)
+    server = serve.Web(Sources(fabric, broken), Callers(fabric))
+    url = server.start(ANYWHERE)
+    try:
+        code, _, text = await get(f"{url}/metrics")
+        assert (code, "counters are on holiday" in text) == (503, True)
+        assert (await get(f"{url}/fabric.json"))[0] == 200
+    finally:
+        await server.stop()
 
 
 def test_the_switches_are_asked_once_for_all_who_look() -> None:
@@ -328,7 +301,7 @@ def test_the_switches_are_asked_once_for_all_who_look() -> None:
     run(story())
 
 
-def test_what_is_made_of_a_status_is_made_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_made_of_a_status_is_made_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Metrics for many scrapers, and the state for many pages, each of which gets the events that it has not seen."""
     now, made = [100.0], 0
     text = metrics.text
@@ -342,27 +315,23 @@ def test_what_is_made_of_a_status_is_made_once_for_all_who_ask(monkeypatch: pyte
     log = EventLog()
     log.note("down", "spine1", "first")
     log.note("up", "spine1", "second")
+    looks = Answers(Sources(leafspine(1, 0, 1), nobody, events=log.since), clock=lambda: now[0])
+    loop = asyncio.get_running_loop()
 
-    async def story() -> None:
-        looks = Answers(Sources(leafspine(1, 0, 1), nobody, events=log.since), clock=lambda: now[0])
-        loop = asyncio.get_running_loop()
+    def ask(path: str, **query: str) -> bytes:
+        return looks.get(path, query, lambda work: asyncio.run_coroutine_threadsafe(task(work), loop).result()).body
 
-        def ask(path: str, **query: str) -> bytes:
-            return looks.get(path, query, lambda work: asyncio.run_coroutine_threadsafe(task(work), loop).result()).body
+    async def task(work: Any) -> Any:
+        return await work
 
-        async def task(work: Any) -> Any:
-            return await work
-
-        scrapes = await asyncio.gather(*(asyncio.to_thread(ask, "/metrics") for _ in range(5)))
-        assert (made, len(set(scrapes))) == (1, 1)
-        now[0] += 2 * answers.MAX_AGE
-        await asyncio.to_thread(ask, "/metrics")
-        assert made == 2
-        for since, expected in ((0, ["first", "second"]), (1, ["second"]), (2, [])):
-            live = msgspec.json.decode(await asyncio.to_thread(ask, "/live.json", since=str(since)), type=view.Live)
-            assert [event.text for event in live.events] == expected
-
-    run(story())
+    scrapes = await asyncio.gather(*(asyncio.to_thread(ask, "/metrics") for _ in range(5)))
+    assert (made, len(set(scrapes))) == (1, 1)
+    now[0] += 2 * answers.MAX_AGE
+    await asyncio.to_thread(ask, "/metrics")
+    assert made == 2
+    for since, expected in ((0, ["first", "second"]), (1, ["second"]), (2, [])):
+        live = msgspec.json.decode(await asyncio.to_thread(ask, "/live.json", since=str(since)), type=view.Live)
+        assert [event.text for event in live.events] == expected
 
 
 def test_the_dashboard_asks_for_what_there_is() -> None:
@@ -425,12 +394,8 @@ def test_what_is_no_address_is_refused() -> None:
         fabric_file.loads(text)
 
 
-def test_without_an_address_nothing_listens(tmp_path: Path) -> None:
+async def test_without_an_address_nothing_listens(tmp_path: Path) -> None:
     """Nobody pays for what nobody asked for."""
-
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            assert isinstance(r.controller, Controller)
-            assert r.controller.page == ""
-
-    run(story())
+    async with rig(tmp_path) as r:
+        assert isinstance(r.controller, Controller)
+        assert r.controller.page == ""
