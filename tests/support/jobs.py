@@ -131,6 +131,13 @@ class Rig:
         assert await watcher.next() == Watching()
         return watcher
 
+    async def watch_refusal(self, request: Watch) -> grpc.aio.AioRpcError:
+        """The error by which the controller refuses a rank that registers."""
+        call = self.channel.unary_stream(f"/{SERVICE}/Watch", bytes, bytes)(msgspec.json.encode(request))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        return caught.value
+
     async def refusal(self, request: Any, method: str = "Join") -> tuple[grpc.StatusCode, str]:
         """The code and words of a refused call."""
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -147,6 +154,10 @@ class Rig:
     def waiting(self) -> int:
         """Ranks that have joined jobs which are not complete."""
         return sum(len(job.joins) for job in self.controller.jobs.all() if job.state == "gathering")
+
+    def held(self) -> dict[str, dict[Any, Any]]:
+        """The present entries of every switch."""
+        return {name: dict(switch.state) for name, switch in self.switches.items()}
 
     def base_only(self) -> bool:
         """True where no switch holds anything of a job."""

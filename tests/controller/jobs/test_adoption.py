@@ -8,35 +8,20 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import grpc
 import msgspec
 import pytest
 
 from netfold.controller.jobs import ticket
 from netfold.controller.serving import StartError
-from netfold.controller.switch import fold_tables, tables
+from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
 from netfold.wire import roce
-from netfold.wire.jobs import Done, Halt, JobEndedEvent, Leave, RankLost, Watch
+from netfold.wire.jobs import Done, Halt, JobEndedEvent, Leave, RankLost
 from support.controller import BOUND, until
-from support.jobs import Code, Rig, Watcher, restarted, rig, watching
-from support.recovery import all_resume, connections, lose, restart, streams
+from support.jobs import Code, restarted, rig, watching
+from support.recovery import all_resume, connections, lose, streams
 
 pytestmark = pytest.mark.usefixtures("cleaned_at_once")
-
-
-def held(r: Rig) -> dict[str, dict[Any, Any]]:
-    """The present entries of every switch."""
-    return {name: dict(switch.state) for name, switch in r.switches.items()}
-
-
-async def refused(r: Rig, request: Watch) -> grpc.aio.AioRpcError:
-    """The error by which the controller refuses a rank that registers."""
-    stream = r.channel.unary_stream("/netfold.Jobs/Watch", bytes, bytes)
-    call = stream(msgspec.json.encode(request))
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call.read()
-    return caught.value
 
 
 async def test_a_job_goes_on_under_a_new_controller(tmp_path: Path) -> None:
@@ -44,15 +29,15 @@ async def test_a_job_goes_on_under_a_new_controller(tmp_path: Path) -> None:
     any other."""
     async with rig(tmp_path) as r:
         plans = await r.together(4)
-        before, used = held(r), r.controller._allocator.used()
+        before, used = r.held(), r.controller._allocator.used()
     async with restarted(r) as r:
-        assert held(r) == before
+        assert r.held() == before
         assert r.controller._allocator.used() == used
         watchers = [await r.watch(plan) for plan in plans]
         (job,) = r.controller.jobs.all()
         assert (job.name, job.state, job.world, job.epoch) == ("j", "active", 4, plans[0].epoch)
         assert (job.awaited, job.round) == (set(), None)
-        assert held(r) == before
+        assert r.held() == before
         assert r.controller._allocator.used() == used
         watchers[2].die()
         event = await watchers[0].next()
@@ -124,58 +109,6 @@ async def test_a_switch_that_died_with_the_controller_does_not_keep_the_next_one
         assert {tree.name for plan in after for tree in plan.trees} == {"spine2"}
 
 
-async def test_a_job_of_which_some_trees_were_planned_anew_goes_on_under_a_new_controller(tmp_path: Path) -> None:
-    """Its trees are of several rounds, each with an epoch of its own: nothing is written and nobody halts; in the first
-    round that it makes itself all trees are new, since ranks might have different plans."""
-    async with rig(tmp_path) as r:
-        plans = await r.together(4)
-        lose(r, "spine1")
-        (job,) = r.controller.jobs.all()
-        await until(lambda: job.round is not None)
-        plans = await all_resume(r, plans)
-        assert [tree.stays for tree in plans[0].trees].count(True) == 1
-        await until(lambda: not r.controller.jobs._recovery.background)
-    before = held(r)
-    async with asyncio.timeout(20), restarted(r) as r:
-        watchers = [await r.watch(plan) for plan in plans]
-        (job,) = r.controller.jobs.registry.active()
-        assert (job.awaited, job.round) == (set(), None)
-        assert held(r) == before
-        restart(r, "spine1")
-        for watcher in watchers:
-            assert isinstance(await watcher.next(), Halt)
-        after = await all_resume(r, plans)
-        assert not any(tree.stays for plan in after for tree in plan.trees)
-        assert not {tree.data.qp for tree in after[0].trees} & {tree.data.qp for tree in plans[0].trees}
-
-
-async def test_a_plan_that_no_rank_was_told_does_not_keep_a_job_from_going_on(tmp_path: Path) -> None:
-    """A leaf was written anew for a plan, but the controller died before it could answer with it: all ranks have the
-    ticket of before, which the leaf no longer bears out.  The last one of them to register has it adopted."""
-    async with rig(tmp_path) as r:
-        plans = await r.together(4)
-        later = await r.together(4, job="later")
-    leaf = r.switches["leaf1"]
-    (job,) = [job for job in r.controller.jobs.all() if job.name == plans[0].job]
-    epoch = job.streams[0].epoch
-    gone = fold_tables.by_epoch(leaf.state.values())[epoch]
-    leaf.state = {key: entity for key, entity in leaf.state.items() if entity not in gone}
-    async with restarted(r) as r:
-        for plan in plans[:3]:
-            error = await refused(r, watching(plan))
-            assert error.code() is Code.UNAVAILABLE
-            assert "leaf1 does not hold its entries" in (error.details() or "")
-        watchers = [await r.watch(plan) for plan in reversed(plans)]
-        for watcher in watchers:
-            assert isinstance(await watcher.next(), Halt)
-        for plan in await all_resume(r, plans):
-            await r.leave(plan)
-        await r.controller.jobs.end_grace()
-        await until(r.base_only)
-        assert set(r.controller._allocator.used().values()) == {0}
-        assert (await refused(r, watching(later[0]))).code() is Code.FAILED_PRECONDITION
-
-
 async def test_without_jobs_a_controller_needs_all_its_switches(tmp_path: Path) -> None:
     """A switch that does not answer is then more likely a wrong address than a death."""
     async with rig(tmp_path) as r:
@@ -203,7 +136,7 @@ async def test_what_nobody_claims_goes_after_the_grace(tmp_path: Path) -> None:
         for name in r.switches:
             gone = {stream.qp >> roce.OPERATION_BITS for plan in unknown for stream in streams(plan)}
             assert connections(r, name).isdisjoint(gone)
-        error = await refused(r, watching(unknown[0]))
+        error = await r.watch_refusal(watching(unknown[0]))
         assert error.code() is Code.FAILED_PRECONDITION
         assert "30 s or more after the controller's start" in (error.details() or "")
         for plan in (plans[0], *plans[2:]):
@@ -219,7 +152,7 @@ async def test_the_ticket_of_a_job_that_has_ended_adopts_nothing(tmp_path: Path)
         for plan in plans:
             await r.leave(plan)
     async with restarted(r) as r:
-        error = await refused(r, watching(plans[0]))
+        error = await r.watch_refusal(watching(plans[0]))
         assert error.code() is Code.UNAVAILABLE
         assert "does not hold its entries" in (error.details() or "")
         assert r.controller.jobs.all() == []
@@ -235,7 +168,7 @@ async def test_entries_that_were_changed_meanwhile_are_not_adopted(tmp_path: Pat
                       if isinstance(entry, Entry) and entry.action == tables.REWRITE)
     leaf[key] = msgspec.structs.replace(entry, params=(*entry.params[:-1], (entry.params[-1][0], 99)))
     async with restarted(r) as r:
-        error = await refused(r, watching(plans[0]))
+        error = await r.watch_refusal(watching(plans[0]))
         assert "leaf1 does not hold its entries" in (error.details() or "")
 
 
@@ -253,107 +186,10 @@ async def test_only_the_rank_itself_can_register_it(tmp_path: Path) -> None:
                 r.controller.jobs.registry.key, plans[0].ticket))),
             msgspec.structs.replace(mine, rank=9),
         ):
-            assert (await refused(r, wrong)).code() is Code.PERMISSION_DENIED
+            assert (await r.watch_refusal(wrong)).code() is Code.PERMISSION_DENIED
         assert r.controller.jobs.all() == []
         await r.watch(plans[0])
-        assert (await refused(r, mine)).code() is Code.ALREADY_EXISTS
-
-
-async def test_a_switch_that_was_started_anew_meanwhile_is_planned_around(tmp_path: Path) -> None:
-    """It holds nothing of the job: all ranks halt as soon as they have registered, and go on over new entries."""
-    async with rig(tmp_path) as r:
-        plans = await r.together(4)
-    restart(r, "spine1")
-    async with restarted(r) as r:
-        watchers = [await r.watch(plan) for plan in plans]
-        assert [await watcher.next() for watcher in watchers] == [Halt(1, "spine1 was away")] * 4
-        after = await all_resume(r, plans, {1: 3})
-        assert [tree.name for tree in after[0].trees] == ["spine1", "spine2"]
-        assert {plan.round for plan in after} == {1}
-        for plan in after:
-            await r.leave(plan)
-        await until(r.base_only)
-        assert set(r.controller._allocator.used().values()) == {0}
-
-
-async def test_a_round_that_was_cut_off_before_any_rank_had_its_plan_is_made_anew(tmp_path: Path) -> None:
-    """Some ranks have halted, others have not heard of it: all halt under the new controller, and begin where the
-    slowest was."""
-    async with rig(tmp_path) as r:
-        plans = await r.together(4)
-        watcher = await r.watch(plans[0])
-        lose(r, "spine1")
-        assert await watcher.next() == Halt(1, "spine1 is down")
-    restart(r, "spine1")
-    async with restarted(r) as r:
-        watchers = [await r.watch(plan, heard=1 if plan.rank < 2 else 0) for plan in plans]
-        for watcher in watchers:
-            event = await watcher.next()
-            assert isinstance(event, Halt)
-            assert event.round >= 1
-        after = await all_resume(r, plans, {0: 5, 1: 4, 2: 9, 3: 8})
-        for plan, new in zip(plans, after, strict=True):
-            assert [(now.psn - was.psn) & roce.PSN_MASK for was, now in
-                    zip(streams(plan), streams(new), strict=True)] == [4] * 4
-
-
-@pytest.mark.parametrize("first", [0, 3])
-async def test_a_round_of_which_only_some_ranks_have_the_plan_is_followed_by_another(
-    tmp_path: Path, first: int
-) -> None:
-    """Ranks 0 and 1 have gone on by the new plan, 2 and 3 still stand still by the old one, when the controller dies.
-    Whoever registers first, all halt once more, each says what it lacks by its own plan, and all end with one."""
-    async with rig(tmp_path) as r:
-        plans = await r.together(4)
-        watcher = await r.watch(plans[0])
-        lose(r, "spine1")
-        assert await watcher.next() == Halt(1, "spine1 is down")
-        kept = held(r)
-        after = await all_resume(r, plans)
-    for name, state in kept.items():  # the old entries had not been removed yet
-        if name != "spine1":
-            r.switches[name].state.update(state)
-    restart(r, "spine1")
-    async with restarted(r) as r:
-        known = [*after[:2], *plans[2:]]
-        order = [*known[first:], *known[:first]]
-        watchers: dict[int, Watcher] = {}
-        for plan in order:
-            watchers[plan.rank] = await r.watch(plan, heard=1)
-        for rank, watcher in watchers.items():
-            number = 0
-            while number <= known[rank].round:
-                event = await watcher.next()
-                assert isinstance(event, Halt)
-                number = event.round
-        final = await all_resume(r, known, {0: 6, 1: 2, 2: 2, 3: 5})
-        assert len({plan.round for plan in final}) == 1
-        assert final[0].round >= 2
-        for plan, new in zip(plans, final, strict=True):
-            assert [(now.psn - was.psn) & roce.PSN_MASK for was, now in
-                    zip(streams(plan), streams(new), strict=True)] == [2] * 4
-        assert [s.peer_qp for s in streams(final[0])] == [s.qp for s in streams(final[1])]
-
-
-async def test_a_rank_whose_plan_is_older_than_what_the_switches_hold_waits_for_the_others(tmp_path: Path) -> None:
-    """Its ticket adopts nothing, since the entries have moved; it is told to come again, and does when another rank has
-    shown the later plan."""
-    async with rig(tmp_path) as r:
-        plans = await r.together(4)
-        watcher = await r.watch(plans[0])
-        lose(r, "spine1")
-        assert await watcher.next() == Halt(1, "spine1 is down")
-        after = await all_resume(r, plans)
-        old = {s.qp >> roce.OPERATION_BITS for s in streams(plans[0])}
-        await until(lambda: connections(r, "leaf1").isdisjoint(old))
-    restart(r, "spine1")
-    async with restarted(r) as r:
-        error = await refused(r, watching(plans[3]))
-        assert error.code() is Code.UNAVAILABLE
-        await r.watch(after[0], heard=1)
-        late = await r.watch(plans[3], heard=1)
-        assert isinstance(await late.next(), Halt)
-        assert len(r.controller.jobs.all()) == 1
+        assert (await r.watch_refusal(mine)).code() is Code.ALREADY_EXISTS
 
 
 async def test_ranks_that_leave_wait_for_those_that_have_yet_to_register(tmp_path: Path) -> None:
@@ -439,7 +275,7 @@ async def test_ranks_without_tickets_register_once_one_with_a_ticket_has(tmp_pat
     """They wait for it; then the job goes on, and nothing is written."""
     async with rig(tmp_path) as r:
         plans = await r.together(8)
-    before = held(r)
+    before = r.held()
     async with restarted(r) as r:
         waiting = [asyncio.create_task(r.watch(plan)) for plan in plans[4:]]
         await until(lambda: len(r.controller._adoption._changed._waiters) == 4)  # type: ignore[attr-defined]
@@ -448,7 +284,7 @@ async def test_ranks_without_tickets_register_once_one_with_a_ticket_has(tmp_pat
         watchers = await asyncio.gather(*waiting, *(r.watch(plan) for plan in (plans[0], plans[1], plans[3])))
         (job,) = r.controller.jobs.all()
         assert (job.awaited, job.round, len(watchers)) == (set(), None, 7)
-        assert held(r) == before
+        assert r.held() == before
         for plan in plans:
             await r.leave(plan)
         await until(r.base_only)
@@ -460,45 +296,9 @@ async def test_ranks_whose_tickets_are_all_gone_are_refused_in_the_end(tmp_path:
         plans = await r.together(8)
     async with restarted(r, grace=0.2) as r:
         liar = msgspec.structs.replace(watching(plans[7]), secret=plans[6].rank_secret)
-        assert (await refused(r, liar)).code() is Code.PERMISSION_DENIED
+        assert (await r.watch_refusal(liar)).code() is Code.PERMISSION_DENIED
         for _ in range(2):
-            error = await refused(r, watching(plans[7]))
+            error = await r.watch_refusal(watching(plans[7]))
             assert error.code() is Code.FAILED_PRECONDITION
             assert "there is no such rank" in (error.details() or "")
-        await until(r.base_only)
-
-
-@pytest.mark.parametrize("first", [0, 7])
-async def test_ranks_without_tickets_may_have_a_later_plan_than_any_ticket_has(tmp_path: Path, first: int) -> None:
-    """The controller dies when it has answered some ranks of a round, none of which holds a ticket.  Whoever registers
-    first, all halt once more, each says what it lacks by its own plan, and all end with one."""
-    async with rig(tmp_path) as r:
-        plans = await r.together(8)
-        watcher = await r.watch(plans[0])
-        lose(r, "spine1")
-        assert await watcher.next() == Halt(1, "spine1 is down")
-        kept = held(r)
-        after = await all_resume(r, plans, dict.fromkeys(range(8), 10))
-    for name, state in kept.items():  # the old entries had not been removed yet
-        if name != "spine1":
-            r.switches[name].state.update(state)
-    restart(r, "spine1")
-    mixed = [*plans[:4], *after[4:]]
-    async with restarted(r) as r:
-        order = sorted(mixed, key=lambda plan: plan.rank != first)
-        watchers = await asyncio.gather(*(r.watch(plan, heard=1) for plan in order))
-        for watcher in watchers:
-            event = await watcher.next()
-            assert isinstance(event, Halt)
-            while event.round < 2:  # the first ranks may hear of a round that others make a later one
-                event = await watcher.next()
-                assert isinstance(event, Halt)
-        last = await all_resume(r, mixed, {rank: 12 if rank < 4 else 3 for rank in range(8)})
-        assert {plan.round for plan in last} == {2}
-        for plan, new in zip(plans, last, strict=True):
-            assert [(now.psn - was.psn) & roce.PSN_MASK for was, now in
-                    zip(streams(plan), streams(new), strict=True)] == [12 if plan.rank < 4 else 13] * 4
-        for plan in last:
-            await r.leave(plan)
-        await r.controller.jobs.end_grace()  # what the second plan had on switches
         await until(r.base_only)
