@@ -15,13 +15,14 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
-from functools import cached_property
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from netfold.controller.health.damping import FlapDamping
 from netfold.controller.health.excuses import Excuses
 from netfold.controller.health.links import Direction, Links, Probe
+from netfold.controller.health.live_graphs import LiveGraphs
+from netfold.controller.health.outages import Outages
 from netfold.controller.health.silent_control import SilentControl
 from netfold.controller.health.silent_links import SilentLinks
 from netfold.controller.switch.switch import SwitchError
@@ -59,8 +60,6 @@ ANSWER_TIMEOUT: Final = 0.1
 """Seconds that switches have to tell what they have heard."""
 DISCOVER_TIMEOUT: Final = 2.0
 """Seconds that a probe has to arrive somewhere when cables are discovered."""
-MOST_GRAPHS: Final = 4
-"""Graphs that are kept: of all that is up, of what can be written to, of what is steady, and one before."""
 REPEAT_INTERVAL: Final = 0.25
 """Seconds until an unanswered probe is repeated."""
 
@@ -83,8 +82,7 @@ class Liveness:
         self._changed = changed
         self.whole = Up(frozenset(node.name for node in fabric.nodes), frozenset(range(len(fabric.links))))
         """Switches, hosts and links, as if all were up."""
-        self._graphs: dict[Up, nx.MultiGraph[str]] = {}
-        """The graphs that were asked for last."""
+        self._graphs = LiveGraphs(fabric)
         self._number = {end: number for number, link in enumerate(fabric.links) for end in link.ends}
         self._at: defaultdict[str, list[int]] = defaultdict(list)
         """Numbers of the links at each node."""
@@ -97,10 +95,7 @@ class Liveness:
         self._damping = FlapDamping(fabric.steady)
         self._recheck: asyncio.TimerHandle | None = None
         self._miswired: set[str] = set()
-        self._logged_down: dict[int, str] = {}
-        """The reasons as last logged, by the number of a link that is down."""
-        self._switches_down: set[str] = set()
-        self._note = note
+        self._outages = Outages(fabric, targets, note)
         self._stuck: set[str] = set()
         """Switches that did not take the last probes."""
         self._suspects: set[int] = set()
@@ -114,32 +109,11 @@ class Liveness:
         """The fabric's graph without switches and links that are down; with ``steady``, also without those that flap
         damping suppresses, and with ``writable`` without switches that can be told nothing.  All who ask while nothing
         changes get the same one, which is frozen."""
-        up = self.up(steady=steady, writable=writable)
-        return self._graphs[up] if up in self._graphs else self._keep(up, self._made(up))
+        return self._graphs.of(self.up(steady=steady, writable=writable))
 
     async def prepared(self, *, steady: bool = False, writable: bool = False) -> nx.MultiGraph[str]:
         """The same graph, made beside the event loop where nobody has asked for it yet."""
-        up = self.up(steady=steady, writable=writable)
-        if up in self._graphs:
-            return self._graphs[up]
-        made = await asyncio.to_thread(self._made, up)
-        return self._graphs[up] if up in self._graphs else self._keep(up, made)
-
-    def _made(self, up: Up) -> nx.MultiGraph[str]:
-        return up.graph(self._fabric, self._whole_graph)
-
-    @cached_property
-    def _whole_graph(self) -> nx.MultiGraph[str]:
-        import networkx as nx
-
-        return nx.freeze(self._fabric.graph())
-
-    def _keep(self, up: Up, graph: nx.MultiGraph[str]) -> nx.MultiGraph[str]:
-        """Have a graph for those who ask next, in place of the one that was kept first."""
-        while len(self._graphs) >= MOST_GRAPHS:
-            del self._graphs[next(iter(self._graphs))]
-        self._graphs[up] = graph
-        return graph
+        return await self._graphs.prepared(self.up(steady=steady, writable=writable))
 
     def up(self, *, steady: bool = False, writable: bool = False) -> Up:
         """The live part: the nodes and links of `graph`, in a hundredth of the time."""
@@ -179,43 +153,12 @@ class Liveness:
     def log_changes(self) -> None:
         """Log what went down or came up since the last call, and call ``changed`` again when its suppression ends."""
         now = self.links_down()
-        self._log_links(now)
-        self._note_switches()
-        self._damping.update({*now, *(target.name for target in self._targets.values() if not target.is_up)})
+        self._outages.tell_links(now)
+        self._damping.update({*now, *self._outages.note_switches()})
         if self._recheck is not None:
             self._recheck.cancel()
         wait = self._damping.next_release()
         self._recheck = None if wait is None else asyncio.get_running_loop().call_later(wait, self._changed)
-
-    def _log_links(self, now: dict[int, str]) -> None:
-        """Log and record links that went down or came up since the last call, and those down for another reason.
-
-        now  as of `links_down`
-        """
-        before, self._logged_down = self._logged_down, now
-        for number in sorted(now.keys() | before.keys()):
-            link = self._fabric.links[number]
-            name, why = f"{link.a} - {link.b}", now.get(number)
-            if why is None:
-                log.warning("link %s is up", name)
-                self._note("link up", name, "probes come through" if self._fabric.probe else "")
-            elif number not in before:
-                log.warning("link %s is down: %s", name, why)
-                self._note("link down", name, why)
-            elif why != before[number]:
-                log.warning("link %s is still down: %s", name, why)
-                self._note("link down", name, f"still: {why}")
-
-    def _note_switches(self) -> None:
-        """Record which switches went down or came up since the last call."""
-        down = {name for name, target in self._targets.items() if not target.is_up}
-        for name in sorted(down ^ self._switches_down):
-            target = self._targets[name]
-            if name in down:
-                self._note("down", name, target.problem.removeprefix(f"{name}: "))
-            else:
-                self._note("up", name, f"holds {target.entries} entries")
-        self._switches_down = down
 
     # ---- probes ----------------------------------------------------------------------------------------------------
 
@@ -475,7 +418,7 @@ class Liveness:
 
     def _compare(self) -> None:
         now = self.links_down()
-        if now.keys() != self._logged_down.keys():
+        if now.keys() != self._outages.links.keys():
             self._changed()
-        elif now != self._logged_down:  # nothing is planned anew for another reason alone
-            self._log_links(now)
+        elif now != self._outages.links:  # nothing is planned anew for another reason alone
+            self._outages.tell_links(now)
