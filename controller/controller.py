@@ -11,11 +11,10 @@ place, goes on with the jobs whose ranks register with it (jobs/adoption.py), an
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import grpc
 import networkx as nx  # noqa: F401  # by what plans when it first does: a standby that takes over has it by then
 
-from netfold.controller import exposure, heartbeat, serving
+from netfold.controller import exposure, heartbeat, serving, starting
 from netfold.controller.health import wiring
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
@@ -42,10 +41,9 @@ from netfold.controller.operations.status import limited
 from netfold.controller.paths.path_service import PathService
 from netfold.controller.paths.routing import Routing
 from netfold.controller.paths.steering import Steering
-from netfold.controller.serving import StartError
 from netfold.controller.switch import credentials, pipeline, tables
 from netfold.controller.switch.election import Candidacy, Elections, Superseded
-from netfold.controller.switch.entities import Entity
+from netfold.controller.switch.installer import Installer
 from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.switch import NotPrimary, Session, SwitchError
 from netfold.controller.switch.target import Client, Target
@@ -66,12 +64,8 @@ log = logging.getLogger("netfold.controller")
 
 START_TIMEOUT: Final = 60.0
 """Seconds for all switches to come up: connected, pipeline compiled and loaded, entries in place."""
-JOBS_PATIENCE: Final = 1.0
-"""Seconds that a controller which has found running jobs waits for one more switch."""
 CONNECT_TIMEOUT: Final = 10.0
 """Seconds for one attempt to connect to a switch."""
-CONFIRM_TIMEOUT: Final = 2.0
-"""Seconds that switches have to say whether another client has taken them."""
 ROUTES_WAIT: Final = 0.05
 """Seconds for which routes wait at most until jobs whose ranks stand still go on: a switch takes one write after the
 other."""
@@ -138,8 +132,9 @@ class Controller:
         self._tasks: list[asyncio.Task[None]] = []
         self._allocator = allocator
         self._standstill = Standstill()
-        self.jobs = Jobs(fabric, allocator, self, self.liveness, self.drains, self._adoption, self.events.note,
-                         self._standstill)
+        self.installer = Installer(self._targets)
+        self.jobs = Jobs(fabric, allocator, self.installer, self.liveness, self.drains, self._adoption,
+                         self.events.note, self._standstill)
         self.inspection = Inspection(fabric, self._targets, self.jobs, allocator, self.drains)
         self.injection = Injection(fabric, self._targets)
         self.paths = PathService(
@@ -185,8 +180,9 @@ class Controller:
         await self._routing.preset(self.liveness.whole)
         for target in self._targets.values():
             target.start()
-        await self._wait_for_switches()
-        await self._check_cpu_ports()
+        await starting.wait_for_switches(self.fabric.name, self._targets, self._needed, self._adoption,
+                                         timeout=self._start_timeout)
+        await starting.check_cpu_ports(self.fabric.name, self._targets.values(), self._adoption)
         self._server = await serving.serve(self.fabric, self._handlers(), tls=tls, token=self._callers.exist)
         self._callers.tell_admitted = self._server.watch.admit
         self._tasks.append(asyncio.create_task(self._watch_changes(), name="changes"))
@@ -241,54 +237,6 @@ class Controller:
             self._server = None
         await asyncio.gather(*(target.stop() for target in self._targets.values()))
 
-    async def _wait_for_switches(self) -> None:
-        """Wait until the switches that are needed are up.  Where those that are up hold a running job's entries, its
-        ranks need this controller more than it needs the rest: it then goes on without switches that are not up
-        JOBS_PATIENCE seconds after the last one that came.  Raises StartError."""
-        waiting = {name: asyncio.create_task(self._targets[name].wait_up(self._start_timeout))
-                   for name in sorted(self._needed)}
-        pending = set(waiting.values())
-        while pending:
-            patience = JOBS_PATIENCE if self._adoption.has_found else None
-            came, pending = await asyncio.wait(pending, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-            if not came:
-                break
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*waiting.values(), return_exceptions=True)
-        problems = [str(self._targets[name].problem if task.cancelled() else task.exception())
-                    for name, task in waiting.items() if task.cancelled() or task.exception() is not None]
-        if not problems:
-            return
-        count = f"{len(problems)} of {len(self._needed)} switches of the fabric {self.fabric.name}"
-        if not self._adoption.has_found or len(problems) == len(waiting):
-            raise StartError(f"{count} did not come up:\n" + "\n".join(problems))
-        log.warning("going on without %s, since others hold entries of running jobs: %s", count, "; ".join(problems))
-
-    async def _check_cpu_ports(self) -> None:
-        """Have each switch that is up answer a packet of the controller's.  Raises StartError, or where running jobs
-        need this controller, warns: without a CPU port no link is found up, and no slot can be looked at."""
-
-        async def problem(target: Target) -> str:
-            for last in (False, False, True):  # a machine may be too busy for the first packets
-                try:
-                    await target.client.probe_all([0])
-                    return ""
-                except SwitchError as error:
-                    if last or not target.is_up:
-                        return str(error) if target.is_up else ""
-            return ""
-
-        up = [target for target in self._targets.values() if target.is_up]
-        problems = [said for said in await asyncio.gather(*map(problem, up)) if said]
-        if not problems:
-            return
-        count = f"{len(problems)} of {len(up)} switches of the fabric {self.fabric.name}"
-        text = "\n".join([f"{count} pass the controller no packets:", *problems])
-        if not self._adoption.has_found:
-            raise StartError(text)
-        log.warning("going on without links and slots of switches: %s", text)
-
     # ---- failures ------------------------------------------------------------------------------------------------
 
     async def replan(self) -> None:
@@ -333,40 +281,6 @@ class Controller:
             await self.jobs.end_grace()
         except Exception:
             log.exception("what is left of unknown jobs could not be removed")
-
-    # ---- tree_placement.Installer --------------------------------------------------------------------------------
-
-    async def install(self, parts: Mapping[str, Mapping[str, Sequence[Entity]]]) -> None:
-        """Write parts to all their switches at once; if one fails, remove them from all and raise SwitchError."""
-        wanted: dict[str, dict[str, Sequence[Entity]]] = {}
-        for part, entities in parts.items():
-            for name, those in entities.items():
-                wanted.setdefault(name, {})[part] = those
-        outcomes = await asyncio.gather(
-            *(self._targets[name].install(those) for name, those in wanted.items()), return_exceptions=True
-        )
-        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        if failures:
-            await self.uninstall(parts)
-            for failure in failures:
-                if not isinstance(failure, SwitchError):
-                    raise failure
-            raise SwitchError("; ".join(map(str, failures)))
-
-    async def confirm(self) -> None:
-        """Hear from every switch that is up, before anything else is done, if another client has taken it."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CONFIRM_TIMEOUT):
-                await asyncio.gather(*(target.hear() for target in self._targets.values() if target.is_up),
-                                     return_exceptions=True)
-
-    def session(self, switch: str) -> int:
-        """Number of the current session with a switch."""
-        return self._targets[switch].sessions
-
-    async def uninstall(self, parts: Collection[str]) -> None:
-        """Remove parts everywhere; a switch that is down loses them when it comes back."""
-        await asyncio.gather(*(target.uninstall(parts) for target in self._targets.values()))
 
     # ---- connections ---------------------------------------------------------------------------------------------
 

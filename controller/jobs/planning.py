@@ -24,7 +24,8 @@ from netfold.controller.jobs.connect_step import ConnectStep
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.recovery import Recovery
 from netfold.controller.jobs.registry import Registry
-from netfold.controller.jobs.tree_placement import Installer, TreePlacement
+from netfold.controller.jobs.tree_placement import TreePlacement
+from netfold.controller.switch.installer import Installer
 from netfold.controller.switch.switch import SwitchError
 from netfold.fabric import groups as shares
 from netfold.fabric import slots, trees

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
 from netfold.controller.jobs.background import PlanningThread
 from netfold.controller.switch import fold_tables, tables
-from netfold.controller.switch.entities import Entity
+from netfold.controller.switch.installer import Installer
 from netfold.fabric import slots, trees
 from netfold.fabric.graph import End, Fabric
 from netfold.fabric.machines import fold_groups, machines
@@ -25,23 +25,6 @@ if TYPE_CHECKING:
 
 LEAST_GAIN: Final = 0.01
 """Share of a job's bytes by which the load of its busiest link must fall for the job to move by choice."""
-
-
-class Installer(Protocol):
-    """Writes parts of the desired state to switches; the controller implements it."""
-
-    async def install(self, parts: Mapping[str, Mapping[str, Sequence[Entity]]]) -> None:
-        """Write parts of the desired state, by name and switch, to all of their switches, or raise SwitchError and
-        write nothing of them."""
-
-    async def uninstall(self, parts: Collection[str]) -> None:
-        """Remove parts from all switches."""
-
-    async def confirm(self) -> None:
-        """Hear from every switch whether another client has taken it."""
-
-    def session(self, switch: str) -> int:
-        """Number of the current session with a switch; after a change, the switch may have lost its slots."""
 
 
 class TreePlacement:

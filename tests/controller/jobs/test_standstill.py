@@ -58,7 +58,7 @@ async def test_ranks_that_went_to_a_later_controller_are_not_lost(
             if succeeded:
                 r.controller._on_superseded("a later controller has leaf1")
 
-        monkeypatch.setattr(r.controller, "confirm", confirm)
+        monkeypatch.setattr(r.controller.installer, "confirm", confirm)
         watchers[1].die()
         (job,) = r.controller.jobs.all()
         if succeeded:
@@ -84,7 +84,7 @@ async def test_ranks_that_leave_after_a_standstill_cost_the_switches_nothing(
         async def confirm() -> None:
             asked.append(1)
 
-        monkeypatch.setattr(r.controller, "confirm", confirm)
+        monkeypatch.setattr(r.controller.installer, "confirm", confirm)
         await asyncio.gather(*map(r.leave, plans))
         assert [await watcher.next() for watcher in watchers] == [None] * 4
         await until(lambda: not r.controller.jobs._background)
