@@ -186,7 +186,7 @@ async def test_a_connection_that_does_not_begin_is_ended(
         await asyncio.to_thread(wait_for_end, r.fabric.jobs.removeprefix("unix:"))
 
 
-def test_many_connections_of_one_user_keep_no_other_from_the_job_service(
+async def test_many_connections_of_one_user_keep_no_other_from_the_job_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Silent ones take all that the controller accepts: it ends some of them for others, and says whose they are; the
@@ -198,17 +198,13 @@ def test_many_connections_of_one_user_keep_no_other_from_the_job_service(
     monkeypatch.setattr(connections, "_local_users", lambda: strangers)
     strangers: dict[object, int] = {}
     port = free_port()
-
-    async def story() -> None:
-        async with rig(tmp_path, jobs=f"127.0.0.1:{port}") as r:
-            with contextlib.ExitStack() as stack:
-                for _ in range(40):
-                    held = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=BOUND))
-                    strangers[held.getsockname(), ("127.0.0.1", port)] = 65534
-                status = r.channel.unary_unary(f"/{SERVICE}/Status", bytes, bytes)
-                await status(msgspec.json.encode(AskStatus()), timeout=BOUND, wait_for_ready=True)
-
-    run(story())
+    async with rig(tmp_path, jobs=f"127.0.0.1:{port}") as r:
+        with contextlib.ExitStack() as stack:
+            for _ in range(40):
+                held = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=BOUND))
+                strangers[held.getsockname(), ("127.0.0.1", port)] = 65534
+            status = r.channel.unary_unary(f"/{SERVICE}/Status", bytes, bytes)
+            await status(msgspec.json.encode(AskStatus()), timeout=BOUND, wait_for_ready=True)
     assert admitted[0].startswith("ipv4:127.0.0.1:")
     assert "user 65534 had" in caplog.text
     assert f"connections at port {port}: expected at most 8 together" in caplog.text

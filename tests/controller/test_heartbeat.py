@@ -152,7 +152,7 @@ def test_an_address_that_refuses_has_nobody_and_one_that_is_cut_off_says_nothing
     run(seen(("greeted", True, 1, "alive"), ("unreachable", False, 300, "unknown"), ("refused", False, 1, "gone")))
 
 
-def test_a_controller_that_starts_at_a_dead_ones_address_is_not_gone() -> None:
+async def test_a_controller_that_starts_at_a_dead_ones_address_is_not_gone() -> None:
     """It may prove itself before the next greeting: the refusal before it says nothing of this controller."""
     healths: list[Health] = []
     greets: list[Greeting] = ["refused"]
@@ -164,16 +164,13 @@ def test_a_controller_that_starts_at_a_dead_ones_address_is_not_gone() -> None:
     async def ask() -> bool:
         return answers.pop() if answers else await asyncio.Future()
 
-    async def story() -> None:
-        heart = Heartbeat("unix:/none", b"k" * 32, "", lambda: healths.append(heart.health), greet=greet, ask=ask,
-                          clock=lambda: 100.0, sleep=lambda _: asyncio.sleep(0))
-        task = asyncio.create_task(heart.run())
-        while len(healths) < 2:
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    run(story())
+    heart = Heartbeat("unix:/none", b"k" * 32, "", lambda: healths.append(heart.health), greet=greet, ask=ask,
+                      clock=lambda: 100.0, sleep=lambda _: asyncio.sleep(0))
+    task = asyncio.create_task(heart.run())
+    while len(healths) < 2:
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     assert healths == ["unknown", "alive"]
 
 

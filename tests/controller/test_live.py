@@ -93,7 +93,7 @@ async def test_switches_hold_what_the_controller_wants(switches: Switches) -> No
             assert set(controller._allocator.used().values()) == {0}
 
 
-def test_what_somebody_changed_by_hand_is_shown_and_repaired(switches: Switches) -> None:
+async def test_what_somebody_changed_by_hand_is_shown_and_repaired(switches: Switches) -> None:
     """A route bent, one taken away, one too many: read back from the switch, by the controller and by a dry run beside
     it; `apply` writes exactly that."""
     fabric = msgspec.structs.replace(switches.fabric, probe=0)
@@ -104,31 +104,28 @@ def test_what_somebody_changed_by_hand_is_shown_and_repaired(switches: Switches)
         assert found.problems == []
         return found.writes
 
-    async def story() -> None:
-        built = pipeline.of_fabric(fabric)
-        async with (
-            asyncio.timeout(BOUND),
-            Controller(fabric, start_timeout=BOUND) as controller,
-            Session("leaf1", switch.grpc, switch.device_id, built, controller._candidacies["leaf1"].number) as hand,
-        ):
-            assert await ask() == []
-            assert (await dry_run(fabric, built=built)).writes == []
-            routes = [e for e in (await hand.read_state([tables.ROUTE])).values() if isinstance(e, Entry)]
-            bent = msgspec.structs.replace(routes[0], action=tables.FORWARD, params=routes[1].params)
-            assert bent != routes[0]
-            extra = msgspec.structs.replace(routes[1], key=(("dst", (0x0A090909, 32)),))
-            await hand.write([Update("modify", bent), Update("delete", routes[2]), Update("insert", extra)])
-            found = await ask()
-            assert {(d.verb, d.entity, d.was) for d in found} == {
-                ("modify", str(routes[0]), str(bent)), ("insert", str(routes[2]), ""), ("delete", str(extra), "")}
-            assert {d.switch for d in found} == {"leaf1"}
-            assert set((await dry_run(fabric, built=built)).writes) == set(found)
-            assert await ask(apply=True) == found
-            assert await ask() == []
-            held = (await hand.read_state([tables.ROUTE])).values()
-            assert {e for e in held if isinstance(e, Entry)} == set(routes)
-
-    asyncio.run(story())
+    built = pipeline.of_fabric(fabric)
+    async with (
+        asyncio.timeout(BOUND),
+        Controller(fabric, start_timeout=BOUND) as controller,
+        Session("leaf1", switch.grpc, switch.device_id, built, controller._candidacies["leaf1"].number) as hand,
+    ):
+        assert await ask() == []
+        assert (await dry_run(fabric, built=built)).writes == []
+        routes = [e for e in (await hand.read_state([tables.ROUTE])).values() if isinstance(e, Entry)]
+        bent = msgspec.structs.replace(routes[0], action=tables.FORWARD, params=routes[1].params)
+        assert bent != routes[0]
+        extra = msgspec.structs.replace(routes[1], key=(("dst", (0x0A090909, 32)),))
+        await hand.write([Update("modify", bent), Update("delete", routes[2]), Update("insert", extra)])
+        found = await ask()
+        assert {(d.verb, d.entity, d.was) for d in found} == {
+            ("modify", str(routes[0]), str(bent)), ("insert", str(routes[2]), ""), ("delete", str(extra), "")}
+        assert {d.switch for d in found} == {"leaf1"}
+        assert set((await dry_run(fabric, built=built)).writes) == set(found)
+        assert await ask(apply=True) == found
+        assert await ask() == []
+        held = (await hand.read_state([tables.ROUTE])).values()
+        assert {e for e in held if isinstance(e, Entry)} == set(routes)
 
 
 async def test_a_later_controller_takes_the_switches_over(switches: Switches) -> None:

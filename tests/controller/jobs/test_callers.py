@@ -22,7 +22,7 @@ from netfold.fabric.graph import FabricError, Tenant
 from netfold.rpc import rpc, tokens
 from netfold.rpc.limits import RateLimit
 from netfold.wire import jobs, operator, paths, stalls
-from support.controller import BOUND, run
+from support.controller import BOUND
 from support.credentials import scopes, tenant, token_file
 from support.jobs import Code, Rig, rig
 
@@ -95,7 +95,7 @@ async def test_each_method_takes_the_tokens_of_its_scopes_alone(tmp_path: Path, 
                 assert not r.controller.drains.names
 
 
-def test_every_method_has_its_line_in_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_every_method_has_its_line_in_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """CALLS has exactly the served methods, so that no method is without a scope."""
     served: set[str] = set()
     real = rpc.service
@@ -104,12 +104,9 @@ def test_every_method_has_its_line_in_the_table(monkeypatch: pytest.MonkeyPatch,
         served.update(f"{name}/{method}" for method in (*methods, *(streams or {})))
         return real(name, methods, streams, **more)
 
-    async def story() -> None:
-        monkeypatch.setattr(rpc, "service", service)
-        async with rig(tmp_path):
-            pass
-
-    run(story())
+    monkeypatch.setattr(rpc, "service", service)
+    async with rig(tmp_path):
+        pass
     assert served == set(CALLS)
 
 

@@ -12,7 +12,6 @@ import pytest
 from netfold.controller.jobs import leaving
 from netfold.controller.jobs.job import Job
 from netfold.wire.jobs import Event, Settle
-from support.controller import run
 
 WORLD = 64
 
@@ -27,27 +26,23 @@ class Counted(dict[int, "asyncio.Queue[Event | None]"]):
         return super().keys()
 
 
-def test_ranks_that_leave_together_are_looked_at_once_and_not_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ranks_that_leave_together_are_looked_at_once_and_not_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first to leave asks all others, each once; those after it look at themselves alone, so that a job of
     thousands leaves in time proportional to its ranks."""
     listed: list[Job] = []
     real: Any = Job.opening
     monkeypatch.setattr(Job, "opening", property(lambda job: listed.append(job) or real.fget(job)))
+    watchers = Counted({rank: asyncio.Queue() for rank in range(WORLD)})
+    job = Job("j", WORLD, fell_back=True, opened=dict.fromkeys(range(WORLD // 2), ""), watchers=watchers)
 
-    async def story() -> None:
-        watchers = Counted({rank: asyncio.Queue() for rank in range(WORLD)})
-        job = Job("j", WORLD, fell_back=True, opened=dict.fromkeys(range(WORLD // 2), ""), watchers=watchers)
+    async def leave(rank: int) -> None:
+        await leaving.wait_for_others(job, rank, 3)
+        job.left.add(rank)
+        leaving.settled(job, rank)
+        job.notify()
 
-        async def leave(rank: int) -> None:
-            await leaving.wait_for_others(job, rank, 3)
-            job.left.add(rank)
-            leaving.settled(job, rank)
-            job.notify()
-
-        await asyncio.gather(*map(leave, range(WORLD)))
-        said = [[queue.get_nowait() for _ in range(queue.qsize())] for queue in watchers.values()]
-        assert said == [[], *[[Settle(3)]] * (WORLD - 1)]
-        assert watchers.looks <= 2
-
-    run(story())
+    await asyncio.gather(*map(leave, range(WORLD)))
+    said = [[queue.get_nowait() for _ in range(queue.qsize())] for queue in watchers.values()]
+    assert said == [[], *[[Settle(3)]] * (WORLD - 1)]
+    assert watchers.looks <= 2
     assert len(listed) <= WORLD // 2 + 1

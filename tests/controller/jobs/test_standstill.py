@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from netfold.controller.jobs.standstill import LATE, RECENT, Standstill
-from support.controller import run, until
+from support.controller import until
 from support.jobs import rig
 
 
-def test_a_standstill_is_noticed_by_whoever_looks_first() -> None:
+async def test_a_standstill_is_noticed_by_whoever_looks_first() -> None:
     """By a tick or by what came in meanwhile, and for a while after it."""
     now = 10.0
     ticks: asyncio.Queue[None] = asyncio.Queue()
@@ -21,26 +21,22 @@ def test_a_standstill_is_noticed_by_whoever_looks_first() -> None:
     async def sleep(_: float) -> None:
         await ticks.get()
 
-    async def story() -> None:
-        nonlocal now
-        still = Standstill(lambda: now, sleep)
-        task = asyncio.create_task(still.run())
-        await asyncio.sleep(0)
-        assert not still.was_recent
-        now += LATE + 1
-        assert still.was_recent
-        for _ in range(2):
-            now += 0.5
-            ticks.put_nowait(None)
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert still.was_recent
-        now += RECENT
+    still = Standstill(lambda: now, sleep)
+    task = asyncio.create_task(still.run())
+    await asyncio.sleep(0)
+    assert not still.was_recent
+    now += LATE + 1
+    assert still.was_recent
+    for _ in range(2):
+        now += 0.5
         ticks.put_nowait(None)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    run(story())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert still.was_recent
+    now += RECENT
+    ticks.put_nowait(None)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.parametrize("succeeded", [True, False])

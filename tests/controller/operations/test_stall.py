@@ -30,7 +30,7 @@ from netfold.plain_console import Terminal
 from netfold.rpc.rpc import Unreachable
 from netfold.wire import stalls
 from netfold.wire.jobs import AskMissing, MissingContributions
-from support.controller import BOUND, MemorySession, ScriptedServer, run, session
+from support.controller import BOUND, MemorySession, ScriptedServer, session
 from support.jobs import rig
 from support.slots import fold
 
@@ -85,28 +85,24 @@ def answers_of(
     return answers
 
 
-def test_many_slots_are_asked_at_once_and_again_where_an_answer_is_lost(
+async def test_many_slots_are_asked_at_once_and_again_where_an_answer_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every slot gets its own state, also after a loss; answers do not mix with other packets from the switch."""
     states = {n: SlotState(7, n, n % 2 == 0, False, n) for n in range(0, 300, 3)}
-
-    async def story() -> None:
-        server = ScriptedServer()
-        server.answers = answers_of(states, lose=set())
-        async with session(tmp_path, server) as s:
-            monkeypatch.setattr(switch, "PROBE_TIMEOUT", BOUND)  # nothing is lost, however late answers are
-            found = await s.probe_all(range(300))
-            assert found == {n: states.get(n, EMPTY) for n in range(300)}
-            assert len(server.received) == 300
-            monkeypatch.setattr(switch, "PROBE_TIMEOUT", 0.01)
-            monkeypatch.setattr(switch, "PROBE_TRIES", round(BOUND / 0.01))
-            server.answers = answers_of(states, lose={5, 6})
-            assert await s.probe_all([5, 6]) == {5: EMPTY, 6: states[6]}
-            assert len(server.received) >= 300 + 4
-            assert s.packets.empty()
-
-    run(story())
+    server = ScriptedServer()
+    server.answers = answers_of(states, lose=set())
+    async with session(tmp_path, server) as s:
+        monkeypatch.setattr(switch, "PROBE_TIMEOUT", BOUND)  # nothing is lost, however late answers are
+        found = await s.probe_all(range(300))
+        assert found == {n: states.get(n, EMPTY) for n in range(300)}
+        assert len(server.received) == 300
+        monkeypatch.setattr(switch, "PROBE_TIMEOUT", 0.01)
+        monkeypatch.setattr(switch, "PROBE_TRIES", round(BOUND / 0.01))
+        server.answers = answers_of(states, lose={5, 6})
+        assert await s.probe_all([5, 6]) == {5: EMPTY, 6: states[6]}
+        assert len(server.received) >= 300 + 4
+        assert s.packets.empty()
 
 
 async def test_what_one_rank_asks_for_is_not_behind_a_reading_of_many_slots(
@@ -125,34 +121,30 @@ async def test_what_one_rank_asks_for_is_not_behind_a_reading_of_many_slots(
         many.cancel()
 
 
-def test_slots_are_read_once_for_all_who_ask_and_on_one_switch_at_a_time(
+async def test_slots_are_read_once_for_all_who_ask_and_on_one_switch_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many operators ask, by whichever way, no more than one reading is under way."""
     read, under_way = [], 0
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
 
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            plans = await r.together(4)
+        async def probe_all(session: MemorySession, slots: Iterable[int]) -> dict[int, SlotState]:
+            nonlocal under_way
+            read.append(session.switch.name)
+            assert under_way == 0
+            under_way += 1
+            await asyncio.sleep(0)
+            under_way -= 1
+            return dict.fromkeys(slots, EMPTY)
 
-            async def probe_all(session: MemorySession, slots: Iterable[int]) -> dict[int, SlotState]:
-                nonlocal under_way
-                read.append(session.switch.name)
-                assert under_way == 0
-                under_way += 1
-                await asyncio.sleep(0)
-                under_way -= 1
-                return dict.fromkeys(slots, EMPTY)
-
-            monkeypatch.setattr(MemorySession, "probe_all", probe_all)
-            names = [switch.name for switch in r.fabric.switches]
-            asked = [r.controller.inspection.slots(name) for name in names for _ in range(50)]
-            found = await asyncio.gather(*asked, *(r.controller.inspection.slots(names[0], "j") for _ in range(50)))
-            assert sorted(read) == sorted({name for name, held in zip(names, found[::50], strict=False) if held})
-            assert {held.epoch for held in found[0]} == {plans[0].epoch}
-            await asyncio.gather(*(r.controller.inspection.stall("j") for _ in range(3)))
-
-    run(story())
+        monkeypatch.setattr(MemorySession, "probe_all", probe_all)
+        names = [switch.name for switch in r.fabric.switches]
+        asked = [r.controller.inspection.slots(name) for name in names for _ in range(50)]
+        found = await asyncio.gather(*asked, *(r.controller.inspection.slots(names[0], "j") for _ in range(50)))
+        assert sorted(read) == sorted({name for name, held in zip(names, found[::50], strict=False) if held})
+        assert {held.epoch for held in found[0]} == {plans[0].epoch}
+        await asyncio.gather(*(r.controller.inspection.stall("j") for _ in range(3)))
 
 
 async def test_a_switch_that_does_not_answer_probes_is_a_bounded_error(

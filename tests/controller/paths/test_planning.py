@@ -149,7 +149,7 @@ async def test_the_loop_serves_others_while_paths_are_planned(tmp_path: Path, mo
         assert msgspec.json.decode(await first, type=Paths).ports
 
 
-def test_jobs_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_jobs_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job whose ranks all ask at once delays another one by one plan, not by all of its own."""
     order: list[str] = []
     real = PathPlanner._paths
@@ -159,21 +159,17 @@ def test_jobs_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         return real(self, view, request, *rest)
 
     monkeypatch.setattr(PathPlanner, "_paths", noted)
+    async with rig(tmp_path) as r:
+        greedy, modest = await r.together(4, job="greedy"), await r.together(2, job="modest")
+        planner, view = r.controller.paths._planner, r.controller.paths._current_view()
+        jobs = {job.name: job for job in r.controller.jobs.all()}
 
-    async def story() -> None:
-        async with rig(tmp_path) as r:
-            greedy, modest = await r.together(4, job="greedy"), await r.together(2, job="modest")
-            planner, view = r.controller.paths._planner, r.controller.paths._current_view()
-            jobs = {job.name: job for job in r.controller.jobs.all()}
+        async def plan(one: Plan) -> None:
+            request = Follow(one.job, one.rank, one.epoch, collective="ring")
+            with planner.stream(request, jobs[one.job]):
+                await planner.plan(view, request, jobs[one.job])
 
-            async def plan(one: Plan) -> None:
-                request = Follow(one.job, one.rank, one.epoch, collective="ring")
-                with planner.stream(request, jobs[one.job]):
-                    await planner.plan(view, request, jobs[one.job])
-
-            await asyncio.gather(*(plan(greedy[n % 4]) for n in range(40)), plan(modest[0]))
-
-    run(story())
+        await asyncio.gather(*(plan(greedy[n % 4]) for n in range(40)), plan(modest[0]))
     assert order.index("modest") <= 1
     assert order.count("greedy") == 40
 
@@ -185,20 +181,16 @@ def test_jobs_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ({"collective": "", "steps": [[PathFlow(0, 1, 1 << 63)]]}, "less than 2^63"),
     ({"collective": "", "steps": [[PathFlow(0, 1, 10**30)]]}, "less than 2^63"),
 ])
-def test_requests_that_would_cost_too_much_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                       changes: dict[str, Any], says: str) -> None:
+async def test_requests_that_would_cost_too_much_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                             changes: dict[str, Any], says: str) -> None:
     """Before anything is planned, with the limit, what was asked, and what to ask for."""
     plans = Plans(monkeypatch)
-
-    async def story() -> None:
-        planner, view, job = many(tmp_path)
-        request = msgspec.structs.replace(Follow("j", 0, 1), **changes)
-        with planner.stream(request, job), pytest.raises(Refusal) as caught:
-            await planner.plan(view, request, job)
-        planner.close()
-        assert says in str(caught.value)
-
-    run(story())
+    planner, view, job = many(tmp_path)
+    request = msgspec.structs.replace(Follow("j", 0, 1), **changes)
+    with planner.stream(request, job), pytest.raises(Refusal) as caught:
+        await planner.plan(view, request, job)
+    planner.close()
+    assert says in str(caught.value)
     assert not plans.flows
 
 
@@ -244,18 +236,16 @@ def test_the_flows_of_one_sender_are_those_of_all_less_the_others(name: str, n: 
             assert collectives.steps(name, n, root, sender=rank) == mine
 
 
-def test_plans_that_are_cached_are_bounded_by_their_flows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plans_that_are_cached_are_bounded_by_their_flows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However many different steps a job asks for."""
     monkeypatch.setattr(planning, "MAX_CACHED_FLOWS", 10)
-
-    async def story() -> None:
-        planner, view, job = many(tmp_path, 4)
-        for size in range(1, 9):
-            request = Follow("j", 0, 1, [[PathFlow(0, peer, size) for peer in (1, 2, 3)]])
-            with planner.stream(request, job):
-                await planner.plan(view, request, job)
-            assert sum(len(plan.flows) for plan in view.plans.values()) <= 10
-        planner.close()
-
-    run(story())
+    planner, view, job = many(tmp_path, 4)
+    for size in range(1, 9):
+        request = Follow("j", 0, 1, [[PathFlow(0, peer, size) for peer in (1, 2, 3)]])
+        with planner.stream(request, job):
+            await planner.plan(view, request, job)
+        assert sum(len(plan.flows) for plan in view.plans.values()) <= 10
+    planner.close()
     assert MAX_JOINT_FLOWS <= 1 << 16
