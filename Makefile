@@ -99,7 +99,7 @@ lint: $(STAMP)  ## Check style (ruff; clang-format for C) and types (mypy, stric
 	git ls-files '*.c' '*.h' | xargs $(BIN)/clang-format --dry-run -Werror
 
 prose: $(STAMP)  ## Print how long the sentences of each page are, and how docstrings begin
-	@PYTHONPATH=tests $(BIN)/python -m support.prose
+	@PYTHONPATH=tests $(BIN)/python -m support.docs.prose
 
 clean:  ## Remove .venv and everything that was built
 	rm -rf build */build $(VENV) src/*.egg-info */src/*.egg-info .mypy_cache .ruff_cache \

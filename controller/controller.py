@@ -48,7 +48,7 @@ from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.switch import NotPrimary, Session, SwitchError
 from netfold.controller.switch.target import Client, Target
 from netfold.controller.switch.turns import Turns
-from netfold.fabric import slots
+from netfold.fabric.folding import slots
 from netfold.fabric.graph import Fabric, Switch
 from netfold.rpc import rpc
 from netfold.rpc.certificates import TlsError, is_local

@@ -15,9 +15,9 @@ from typing import Final
 import pytest
 
 from support import needs  # noqa: F401  (the option --without takes what is in its table)
-from support.processes import switches  # noqa: F401  (a fixture of several rooms)
-from support.template import Template
-from support.topo import TEMPLATES
+from support.sandboxes.processes import switches  # noqa: F401  (a fixture of several rooms)
+from support.sandboxes.template import Template
+from support.sandboxes.topo import TEMPLATES
 
 STATE: Final = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 """The folder in which controllers keep their state."""

@@ -38,6 +38,7 @@ ROOMS = {
 }
 """The rooms and which others each may import, lowest first.  A script may also import what users do, netfold itself."""
 INSIDE = {
+    "fabric": ("", "generate", "folding", "placement", "routing"),
     "host": ("", "tracing", "operation", "mesh", "client", "native", "collectives", "parameters", "selection", "exact",
              "innet", "verbs", "roce", "opening", "rails", "staging", "api", "capi", "torch"),
     "controller": ("switch", "health", "jobs", "paths", "operations", "web", ""),
@@ -46,6 +47,9 @@ INSIDE = {
                    "tools.cli", "tools", "explain", "cli", ""),
 }
 """The folders of a room, lowest first: each may import those before it.  "" is the room's own top level."""
+SUPPORT = ("", "models", "fabrics", "control", "p4", "hosts", "devices", "sandboxes", "ranks", "hostile", "docs",
+           "handbook")
+"""The folders of tests/support, likewise."""
 
 
 def modules() -> Iterator[tuple[str, bool, Path]]:
@@ -140,6 +144,22 @@ def test_folders_of_a_room_import_only_those_below_them(name: str) -> None:
         for (package, target), why in folder_imports().items()
         for said in why
         if package in order and target in order and order[target] > order[package]
+    ]
+    assert not wrong
+
+
+def test_folders_of_the_tests_support_import_only_those_below_them() -> None:
+    """The shared code of the tests is layered, too, so that what a test imports says what it needs."""
+    support = TESTS / "support"
+    files = {".".join(path.relative_to(TESTS).with_suffix("").parts).removesuffix(".__init__"): path
+             for path in support.rglob("*.py")}
+    home = {name: ".".join(path.relative_to(support).parent.parts) for name, path in files.items()}
+    assert set(home.values()) == set(SUPPORT)
+    wrong = [
+        f"{name} imports {target}"
+        for name, path in files.items()
+        for target in imports(path) & files.keys()
+        if SUPPORT.index(home[target]) > SUPPORT.index(home[name])
     ]
     assert not wrong
 

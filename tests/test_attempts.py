@@ -29,7 +29,7 @@ import numpy as np
 import pytest
 
 from netfold.host.errors import CollectiveTimeout
-from support.topo import in_sandbox, undisturbed
+from support.sandboxes.topo import in_sandbox, undisturbed
 
 pytestmark = pytest.mark.netns
 RIGHT = np.arange(4)

@@ -18,7 +18,7 @@ from netfold.controller.switch.election import Candidacy, Elections, Superseded
 from netfold.host.tracing.flight import Flight
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Done, Leave
-from support.jobs import rig
+from support.control.jobs import rig
 from test_architecture import modules
 
 YEAR = 366 * 86_400

@@ -8,7 +8,8 @@ import pytest
 from netfold.host.api.communicator import Communicator
 from netfold.host.api.group import Group
 from netfold.testing import on_every_rank
-from support import combinations, needs
+from support import needs
+from support.docs import combinations
 
 
 @pytest.mark.parametrize("name", combinations.COLUMNS)
@@ -18,7 +19,7 @@ def test_the_page_says_what_carries_each_call(name: str) -> None:
         needs.require("verbs")
     written = {row: cells[name] for row, cells in on_the_page().items()}
     assert {row: written[row] for row in combinations.FEATURES} == combinations.column(name), (
-        "docs/combinations.md is old: .venv/bin/python tests/support/combinations.py"
+        "docs/combinations.md is old: .venv/bin/python tests/support/docs/combinations.py"
     )
 
 
@@ -28,7 +29,7 @@ def test_the_page_says_why_calls_do_not_fold(name: str) -> None:
     if "verbs" in name:
         needs.require("verbs")
     assert refused_on_the_page()[name] == combinations.refusals(name), (
-        "docs/combinations.md is old: .venv/bin/python tests/support/combinations.py"
+        "docs/combinations.md is old: .venv/bin/python tests/support/docs/combinations.py"
     )
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The documentation's command lines work: each is run, here or beside a fabric (tests/e2e/test_documented_commands.py),
-or stands in a list with the reason why not (support/commands.py)."""
+or stands in a list with the reason why not (support/docs/commands.py)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from netfold.host.tracing import flight, timeline
 from netfold.testing import loopback_job, on_every_rank
 from netfold.wire.training_trace import FORMAT, RankTrace, TracedCall, TracedGroup, TracedStep
 from support import SWITCH
-from support.commands import FABRIC, NOT_RUN, OFFLINE
-from support.pages import PAGES, commands, invoked, resolve
+from support.docs.commands import FABRIC, NOT_RUN, OFFLINE
+from support.docs.pages import PAGES, commands, invoked, resolve
 
 ENTRIES = {"table_entries": [{"table": "I.routes", "match": {"hdr.ipv4.dst": ["10.0.2.0", 24]},
                               "action_name": "I.forward", "action_params": {"to": "02:00:00:00:00:99", "port": 3}}]}

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from support import needs
-from support.pages import APPS, PAGES, ROOT, TOOLS, code, commands, resolve
+from support.docs.pages import APPS, PAGES, ROOT, TOOLS, code, commands, resolve
 
 ROOMS = sorted(path.name for path in ROOT.glob("[!.]*/") if path.name != "build")
 YOURS = {"PROGRAM.p4", "fold.c", "l2.p4", "prog.p4", "pushed.p4", "train.py"}

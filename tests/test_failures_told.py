@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support import environment
-from support.topo import LAST_WORDS
+from support.sandboxes.topo import LAST_WORDS
 from switch_support.suite import LOG_BYTES
 
 pytestmark = [pytest.mark.netns, pytest.mark.needs("namespaces", "mininet")]
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from support.topo import in_sandbox
+from support.sandboxes.topo import in_sandbox
 
 @pytest.fixture
 def tmp_path():

@@ -24,7 +24,7 @@ PathPort = Annotated[int, Meta(ge=roce.PATH_PORT, lt=roce.TCP_PATH_PORT)]
 
 def tcp_ports(source_port: int) -> tuple[int, ...]:
     """The TCP ports that name the same path as a UDP source port, the one to try first ahead; none for a port that
-    names no path, or one beyond those that TCP's ports can name (`netfold.fabric.room`)."""
+    names no path, or one beyond those that TCP's ports can name (`netfold.fabric.routing.room`)."""
     place = source_port - roce.PATH_PORT
     if place == 0:
         return (roce.TCP_PATH_PORT,)

@@ -18,8 +18,8 @@ import msgspec
 import typer
 
 from netfold.disk import files
-from netfold.fabric.assemble import PATH_MTU
 from netfold.fabric.generate import parse_planes
+from netfold.fabric.generate.assemble import PATH_MTU
 from netfold.fabric.graph import Engine, Fabric, FabricError, bits_per_second, rate_in_words
 from netfold.wire import roce
 

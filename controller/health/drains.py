@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from netfold.fabric.folding.trees import Tree
 from netfold.fabric.graph import End, Fabric
-from netfold.fabric.trees import Tree
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -29,9 +29,9 @@ from netfold.controller.jobs.ticket import Record, TicketError
 from netfold.controller.switch import fold_tables, tables
 from netfold.controller.switch.entities import State, state
 from netfold.controller.switch.target import Target
-from netfold.fabric import slots
+from netfold.fabric.folding import slots
+from netfold.fabric.folding.slots import Allocator, Holding, Stream
 from netfold.fabric.graph import Fabric, Tenant, ip_number
-from netfold.fabric.slots import Allocator, Holding, Stream
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import Secret, Watch
 

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from netfold.fabric.slots import RcEnd, Stream
+from netfold.fabric.folding.slots import RcEnd, Stream
 from netfold.rpc.rpc import Refusal
 from netfold.wire.jobs import Connected, NeighbourPairs, OwnPairs, Secret
 

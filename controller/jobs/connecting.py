@@ -21,7 +21,7 @@ from typing import Final
 from netfold.controller.jobs.admission import refuse
 from netfold.controller.jobs.connect_step import ConnectStep
 from netfold.controller.jobs.job import Job
-from netfold.fabric.trees import NoTree
+from netfold.fabric.folding.trees import NoTree
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import Connect, Connected, OwnPairs
 

@@ -22,9 +22,9 @@ from netfold.controller.jobs import quotas
 from netfold.controller.jobs.admission import refuse
 from netfold.controller.jobs.job import GROUP_MARK, Job
 from netfold.controller.jobs.registry import Registry
-from netfold.fabric.pools import Exhausted
-from netfold.fabric.slots import Sizes
-from netfold.fabric.trees import Tree
+from netfold.fabric.folding.pools import Exhausted
+from netfold.fabric.folding.slots import Sizes
+from netfold.fabric.folding.trees import Tree
 from netfold.rpc.rpc import Code
 from netfold.wire.jobs import GroupOf, Join
 

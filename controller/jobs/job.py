@@ -12,9 +12,9 @@ from typing import Final, Literal
 
 from netfold.controller.jobs.connect_step import ConnectStep
 from netfold.controller.jobs.rounds import Round
+from netfold.fabric.folding.slots import Stream
+from netfold.fabric.folding.trees import Footprint, Tree, footprint
 from netfold.fabric.graph import DEFAULT_TENANT, Tenant
-from netfold.fabric.slots import Stream
-from netfold.fabric.trees import Footprint, Tree, footprint
 from netfold.rpc.limits import RateLimit
 from netfold.wire.jobs import Change, Event, Join, Plan, RankLeft, RankLost, RankReport, Reform, Secret, Settle
 

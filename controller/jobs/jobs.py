@@ -35,8 +35,8 @@ from netfold.controller.jobs.registry import Registry
 from netfold.controller.jobs.standstill import Standstill
 from netfold.controller.jobs.tree_placement import TreePlacement
 from netfold.controller.switch.installer import Installer
+from netfold.fabric.folding.slots import Allocator
 from netfold.fabric.graph import Fabric
-from netfold.fabric.slots import Allocator
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import (
     AllOpened,

@@ -27,12 +27,12 @@ from netfold.controller.jobs.registry import Registry
 from netfold.controller.jobs.tree_placement import TreePlacement
 from netfold.controller.switch.installer import Installer
 from netfold.controller.switch.switch import SwitchError
-from netfold.fabric import groups as shares
-from netfold.fabric import slots, trees
+from netfold.fabric.folding import groups as shares
+from netfold.fabric.folding import slots, trees
+from netfold.fabric.folding.pools import Exhausted
+from netfold.fabric.folding.slots import Allocator
 from netfold.fabric.graph import Fabric
-from netfold.fabric.machines import fold_groups, machines
-from netfold.fabric.pools import Exhausted
-from netfold.fabric.slots import Allocator
+from netfold.fabric.placement.machines import fold_groups, machines
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import Plan
 from netfold.wire.operator import Note, Totals, unnoted

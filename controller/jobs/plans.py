@@ -9,11 +9,11 @@ from typing import Final
 from netfold.controller.jobs import fabric_key, ticket
 from netfold.controller.jobs.adoption import record_of
 from netfold.controller.jobs.job import Job
-from netfold.fabric import slots
+from netfold.fabric.folding import slots
+from netfold.fabric.generate.grids import mesh_of, ring_along
 from netfold.fabric.graph import Fabric, Host
-from netfold.fabric.grids import mesh_of, ring_along
-from netfold.fabric.machines import machines, slowest
-from netfold.fabric.ring import ring_order
+from netfold.fabric.placement.machines import machines, slowest
+from netfold.fabric.placement.ring import ring_order
 from netfold.wire.jobs import Peer, Plan, RankStream, RankTree, Secret
 from netfold.wire.plans import SharedParts, pack
 from netfold.wire.roce import OPERATION_BITS

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from netfold.controller.jobs.job import Job
+from netfold.fabric.folding.trees import Tree
 from netfold.fabric.graph import Tenant
-from netfold.fabric.trees import Tree
 from netfold.rpc.rpc import Code, Refusal
 
 MAX_GATHERING: Final = 16384

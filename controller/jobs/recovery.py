@@ -36,9 +36,9 @@ from netfold.controller.jobs.registry import Registry
 from netfold.controller.jobs.rounds import Round, next_round, rewound
 from netfold.controller.jobs.tree_placement import TreePlacement
 from netfold.controller.switch.switch import SwitchError
-from netfold.fabric import slots, trees
+from netfold.fabric.folding import slots, trees
+from netfold.fabric.folding.pools import Exhausted
 from netfold.fabric.graph import Fabric
-from netfold.fabric.pools import Exhausted
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import AllOpened, Halt, Opened, Plan, Resume, Secret
 from netfold.wire.operator import Note, Totals, unnoted

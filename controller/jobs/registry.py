@@ -17,7 +17,7 @@ from netfold.controller.jobs.admission import refuse
 from netfold.controller.jobs.callers import CALLER
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.reforming import evicted
-from netfold.fabric.trees import Tree
+from netfold.fabric.folding.trees import Tree
 from netfold.rpc.limits import RateLimit
 from netfold.rpc.rpc import Code
 from netfold.wire.jobs import Secret

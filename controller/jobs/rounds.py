@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from netfold.fabric.slots import Stream
+from netfold.fabric.folding.slots import Stream
 from netfold.wire.jobs import Plan, Resume
 from netfold.wire.roce import psn_age
 

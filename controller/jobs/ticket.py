@@ -21,9 +21,9 @@ from typing import Final
 import msgspec
 
 from netfold.controller.jobs.job import Job
-from netfold.fabric.machines import machines
-from netfold.fabric.slots import Stream
-from netfold.fabric.trees import Child, Fold, Tree
+from netfold.fabric.folding.slots import Stream
+from netfold.fabric.folding.trees import Child, Fold, Tree
+from netfold.fabric.placement.machines import machines
 from netfold.wire.jobs import Join, Secret
 
 HOLDERS: Final = 8

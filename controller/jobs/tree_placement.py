@@ -11,11 +11,11 @@ from netfold.controller.health.liveness import Liveness
 from netfold.controller.jobs.background import PlanningThread
 from netfold.controller.switch import fold_tables, tables
 from netfold.controller.switch.installer import Installer
-from netfold.fabric import slots, trees
+from netfold.fabric.folding import slots, trees
+from netfold.fabric.folding.pools import Exhausted
+from netfold.fabric.folding.slots import Allocator
 from netfold.fabric.graph import End, Fabric
-from netfold.fabric.machines import fold_groups, machines
-from netfold.fabric.pools import Exhausted
-from netfold.fabric.slots import Allocator
+from netfold.fabric.placement.machines import fold_groups, machines
 
 if TYPE_CHECKING:
     import networkx as nx

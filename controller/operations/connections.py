@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from netfold.fabric.slots import Stream
-from netfold.fabric.trees import Child, Fold
+from netfold.fabric.folding.slots import Stream
+from netfold.fabric.folding.trees import Child, Fold
 from netfold.wire.operator import QueuePairUse
 from netfold.wire.roce import OPERATION_BITS, LaneOperation
 

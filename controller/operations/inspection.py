@@ -23,8 +23,8 @@ from netfold.controller.switch.codec import Wanted
 from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.switch import SwitchError
 from netfold.controller.switch.target import Target
+from netfold.fabric.folding.slots import Allocator
 from netfold.fabric.graph import Fabric
-from netfold.fabric.slots import Allocator
 from netfold.rpc.limits import Shared
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire import jobs as wire

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from netfold.controller.switch.probe import SlotState
-from netfold.fabric.slots import Stream
-from netfold.fabric.trees import Child, Fold
+from netfold.fabric.folding.slots import Stream
+from netfold.fabric.folding.trees import Child, Fold
 from netfold.wire.roce import LaneOperation, psn_age
 from netfold.wire.stalls import Culprit, OpenSlot, Stall
 

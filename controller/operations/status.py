@@ -15,7 +15,7 @@ from netfold.controller.jobs.rounds import Round
 from netfold.controller.switch import tables
 from netfold.controller.switch.codec import Count, Wanted
 from netfold.controller.switch.target import Target
-from netfold.fabric import pools
+from netfold.fabric.folding import pools
 from netfold.fabric.graph import End, Link, Switch
 from netfold.wire.operator import (
     JobStatus,

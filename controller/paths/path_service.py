@@ -25,9 +25,9 @@ from netfold.controller.paths.planning import PathPlanner, View
 from netfold.controller.paths.steering import SUSPECT_SECONDS, Steering, path_of
 from netfold.controller.switch import tables
 from netfold.controller.switch.path_tables import NO_PORT, Forwarding
-from netfold.fabric import trees
+from netfold.fabric.folding import trees
 from netfold.fabric.graph import End, Fabric, PlannerName, Up
-from netfold.fabric.path_graph import Path
+from netfold.fabric.routing.path_graph import Path
 from netfold.rpc import rpc
 from netfold.rpc.limits import Shared
 from netfold.rpc.rpc import Code, Refusal

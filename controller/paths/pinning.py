@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from netfold.controller.switch.path_tables import NO_PORT, UNPINNED, Forwarding, Ports
-from netfold.fabric.climbs import Climbs, LeafSets, members, union
-from netfold.fabric.path_names import PathNames
+from netfold.fabric.routing.climbs import Climbs, LeafSets, members, union
+from netfold.fabric.routing.path_names import PathNames
 
 Pins = dict[int, Ports]
 Bent = list[tuple[int, Pins]]

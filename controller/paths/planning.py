@@ -24,9 +24,9 @@ import msgspec
 
 from netfold.controller.jobs.job import Job
 from netfold.controller.paths.steering import Steering, SuspectUplink
-from netfold.fabric import collectives
-from netfold.fabric import paths as planners
-from netfold.fabric.path_graph import PathError, PathGraph
+from netfold.fabric.routing import collectives
+from netfold.fabric.routing import paths as planners
+from netfold.fabric.routing.path_graph import PathError, PathGraph
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.paths import Follow, PathFlow, PathPiece, Paths, Reach
 

@@ -35,13 +35,13 @@ from netfold.controller.switch.path_tables import (
     Ports,
 )
 from netfold.controller.switch.tables import BySwitch, Mode
-from netfold.fabric import routes
-from netfold.fabric.climbs import Climbs, LeafSets
-from netfold.fabric.clos import Clos, paths_of
 from netfold.fabric.graph import Fabric, PlannerName, Up
-from netfold.fabric.path_graph import Path, PathGraph, Way
-from netfold.fabric.path_names import path_names
-from netfold.fabric.routes import NextHop
+from netfold.fabric.routing import routes
+from netfold.fabric.routing.climbs import Climbs, LeafSets
+from netfold.fabric.routing.clos import Clos, paths_of
+from netfold.fabric.routing.path_graph import Path, PathGraph, Way
+from netfold.fabric.routing.path_names import path_names
+from netfold.fabric.routing.routes import NextHop
 from netfold.wire import roce
 from netfold.wire.paths import udp_port
 
@@ -195,7 +195,7 @@ class Steering:
 
     def _port(self, way: Way) -> int:
         """The UDP source port of a path: its middle switch's, and in each further layer one beyond all of those.
-        `fabric.room` sees to it that there are enough."""
+        `fabric.routing.room` sees to it that there are enough."""
         return roce.PATH_PORT + self.names.numbers[way.middle] + way.layer * len(self.names.numbers)
 
     def _every_pin(

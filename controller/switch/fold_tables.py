@@ -24,9 +24,9 @@ from netfold.controller.switch.tables import (
     BySwitch,
     mac_number,
 )
+from netfold.fabric.folding.slots import Holding, Stream
+from netfold.fabric.folding.trees import Child, Fold
 from netfold.fabric.graph import Fabric, Host, ip_number
-from netfold.fabric.slots import Holding, Stream
-from netfold.fabric.trees import Child, Fold
 from netfold.wire import roce
 
 PARENT: Final = 0xFFFF

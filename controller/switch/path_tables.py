@@ -33,8 +33,8 @@ from netfold.controller.switch.tables import (
     mac_number,
 )
 from netfold.fabric.graph import Fabric, ip_number
-from netfold.fabric.prefixes import Prefix, prefixes_of
-from netfold.fabric.routes import NextHop
+from netfold.fabric.routing.prefixes import Prefix, prefixes_of
+from netfold.fabric.routing.routes import NextHop
 from netfold.wire import roce
 
 BY_PORT: Final = 0

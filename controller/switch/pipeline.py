@@ -27,7 +27,7 @@ from cbuild.cache import Cache
 from netfold.controller.switch import bmv2_program
 from netfold.controller.switch.codec import Codec
 from netfold.disk import files
-from netfold.fabric import trees
+from netfold.fabric.folding import trees
 from netfold.fabric.graph import Engine, Fabric
 from netfold.wire.roce import PATH_MTU
 

@@ -34,8 +34,8 @@ from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.reconcile import Update
 from netfold.controller.switch.tables import CONTRIBUTION
+from netfold.fabric.folding.pools import SLOTS
 from netfold.fabric.graph import CPU_PORT
-from netfold.fabric.pools import SLOTS
 
 PUSH_TIMEOUT: Final = 180.0
 """Seconds for a pipeline push: softswitch compiles the program, with cold caches and beside others."""

@@ -119,8 +119,8 @@ class Mesh(ABC):
         """Marks all messages posted from here on as belonging to ``call``."""
 
     def expect(self, algorithm: str, *, ranks: Sequence[int] = (), root: int = 0) -> None:
-        """Announces which collective's messages come next, by its name in fabric/collectives.py, so that a mesh with
-        planned paths can plan them for it.  All who take part announce the same, between operations.
+        """Announces which collective's messages come next, by its name in fabric/routing/collectives.py, so that a mesh
+        with planned paths can plan them for it.  All who take part announce the same, between operations.
 
         ranks  who takes part, in the collective's order: of its ring, above all; default: all, by number
         root   a place in ``ranks``, where the collective has one

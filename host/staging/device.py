@@ -2,7 +2,8 @@
 """The functions of an accelerator that staging needs: streams, events, and pinned memory.
 
 ``Accelerator`` is whichever one torch has (CUDA, ROCm, XPU, a PrivateUse1 device), by the interfaces that all of them
-share.  Tests have one whose copies happen as late as events and streams allow (``tests/support/late_device.py``).
+share.  Tests have one whose copies happen as late as events and streams allow
+(``tests/support/devices/late_device.py``).
 """
 
 from __future__ import annotations

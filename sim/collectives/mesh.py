@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.fabric import grids
+from netfold.fabric.generate import grids
 from netfold.sim.engines import fluid
 from netfold.sim.engines.placement import Placement
 from netfold.sim.workloads import mesh_schedule, workload

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`netfold sim fabric`: collectives on any fabric, by planned paths, by sprayed packets and by hashed flows.
 
-The fabric is that of `netfold up --topo`, with the paths that the controller would plan there (`fabric/paths.py` on
-`fabric.clos.paths_of`), and flows have max-min fair rates (`fluid.flow`): links are what they wait for.
+The fabric is that of `netfold up --topo`, with the paths that the controller would plan there
+(`fabric/routing/paths.py` on `fabric.routing.clos.paths_of`), and flows have max-min fair rates (`fluid.flow`): links
+are what they wait for.
 
     netfold     fewest pieces, the flows of a leaf together, in proportion to what paths carry
     ethereal    equal pieces, each host's flows by themselves, where flows and paths are alike; else as netfold
@@ -23,14 +24,14 @@ from typing import Final
 import numpy as np
 
 from netfold.disk import files
-from netfold.fabric import routes
-from netfold.fabric.clos import paths_of
+from netfold.fabric.folding.trees import Tree
+from netfold.fabric.generate.grids import mesh_of, ring_along
 from netfold.fabric.graph import Fabric
-from netfold.fabric.grids import mesh_of, ring_along
-from netfold.fabric.path_graph import PathGraph
-from netfold.fabric.paths import Flow, Piece, equal_where_possible, fewest_pieces, plan
-from netfold.fabric.ring import ring_order
-from netfold.fabric.trees import Tree
+from netfold.fabric.placement.ring import ring_order
+from netfold.fabric.routing import routes
+from netfold.fabric.routing.clos import paths_of
+from netfold.fabric.routing.path_graph import PathGraph
+from netfold.fabric.routing.paths import Flow, Piece, equal_where_possible, fewest_pieces, plan
 from netfold.sim.engines import fluid
 from netfold.sim.engines.placement import Placement
 from netfold.sim.workloads.workload import COLLECTIVES, Workload

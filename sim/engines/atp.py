@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from netfold.fabric.trees import Child, Fold, Tree
+from netfold.fabric.folding.trees import Child, Fold, Tree
 from netfold.sim.engines.folding import FoldRules, SimulatedFold, fold
 from netfold.sim.engines.topology import Topology
 from netfold.sim.workloads.workload import Workload

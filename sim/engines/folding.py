@@ -20,8 +20,8 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.fabric import trees
-from netfold.fabric.trees import Tree
+from netfold.fabric.folding import trees
+from netfold.fabric.folding.trees import Tree
 from netfold.sim.engines.topology import ClosCable, Topology
 from netfold.sim.workloads.workload import Workload
 
@@ -86,7 +86,8 @@ class SimulatedFold:
 
 
 def fold_graph(topology: Topology, *, machines: bool) -> nx.MultiGraph[str]:
-    """The fabric as `fabric.trees.plan` wants it: with roles and ports; ``machines``: with leaves as its hosts."""
+    """The fabric as `fabric.folding.trees.plan` wants it: with roles and ports; ``machines``: with leaves as its
+    hosts."""
     graph = topology.graph()
     if machines:
         if topology.aggs != 1:
@@ -109,7 +110,7 @@ def fold(
     """An allreduce of ``size`` bytes on each host, summed by the switches.
 
     planned   trees of these hosts, where there are some already; else they are planned
-    carried   bit/s that others take of links, as in `fabric.trees.plan`
+    carried   bit/s that others take of links, as in `fabric.folding.trees.plan`
     most      trees at the most, of those that are planned
     Raises ValueError for too few hosts or bytes, trees.NoTree where no switch reaches all.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schemes of load balancing: how they split a workload's flows into pieces, and which path each piece takes.
 
-Pinned schemes use the controller's planner (`netfold.fabric.paths.cut_step`) twice: with all links, and without those
-that will fail.  A host that has learnt of a failure follows the second plan.
+Pinned schemes use the controller's planner (`netfold.fabric.routing.paths.cut_step`) twice: with all links, and without
+those that will fail.  A host that has learnt of a failure follows the second plan.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from netfold.fabric.clos import PathError
-from netfold.fabric.paths import Cut, Planner, Share, cut_step, equal_split, fewest_pieces
+from netfold.fabric.routing.clos import PathError
+from netfold.fabric.routing.paths import Cut, Planner, Share, cut_step, equal_split, fewest_pieces
 from netfold.sim.engines.topology import Topology
 from netfold.sim.workloads.workload import Workload
 

@@ -17,9 +17,9 @@ from typing import Final
 
 import numpy as np
 
-from netfold.fabric import trees
-from netfold.fabric.clos import Clos
-from netfold.fabric.paths import Flow, fewest_pieces, plan
+from netfold.fabric.folding import trees
+from netfold.fabric.routing.clos import Clos
+from netfold.fabric.routing.paths import Flow, fewest_pieces, plan
 from netfold.plots.charts import BarChart, bar_charts, spread
 from netfold.sim.engines.folding import FoldRules, beside, fold, fold_graph
 from netfold.sim.engines.packet import Transport, simulate

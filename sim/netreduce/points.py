@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from netfold.disk import files
-from netfold.fabric import trees
+from netfold.fabric.folding import trees
 from netfold.plots.charts import LineChart, PlotsMissing, line_charts, spread
 from netfold.sim.engines.atp import ATP, fold_at_server
 from netfold.sim.engines.folding import FoldRules, SimulatedFold, beside, fold, shifted

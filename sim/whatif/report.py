@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from netfold.fabric.trees import NoTree
+from netfold.fabric.folding.trees import NoTree
 from netfold.plots.charts import BarChart, PlotsMissing, bar_charts
 from netfold.sim.whatif.program import TrainingProgram
 from netfold.sim.whatif.replay import ReplayOutcome, replay

@@ -2,11 +2,11 @@
 """Which bytes a collective puts on which links, by each way to carry it.
 
     gloo              rings in the order of ranks over TCP; a reduce_scatter is an allreduce, as torch's gloo has it
-    ring              rings in the fabric's order (`fabric/ring.py`) over TCP
+    ring              rings in the fabric's order (`fabric/placement/ring.py`) over TCP
     halving-doubling  partners at distances n/2 .. 1 and back; groups of other than 2^k ranks take rings
-    planned           the same over planned paths (`fabric/paths.py`) instead of hashed ones
-    innet, -16, -8    sums in the switches (`fabric/trees.py`), in lanes of 32, 16 and 8 bits; what they do not fold
-                      takes rings
+    planned           the same over planned paths (`fabric/routing/paths.py`) instead of hashed ones
+    innet, -16, -8  sums in the switches (`fabric/folding/trees.py`), in lanes of 32, 16 and 8 bits; what they do not
+                      fold takes rings
     two-planes        the same in 32 bits over two such fabrics, half of the bytes on each
     hierarchical      several ranks a machine: reduce-scatter inside, rings between machines, all-gather inside
 
@@ -25,11 +25,12 @@ from typing import Final
 
 import numpy as np
 
-from netfold.fabric import collectives, trees
+from netfold.fabric.folding import trees
+from netfold.fabric.generate.grids import mesh_of, ring_along
 from netfold.fabric.graph import Fabric
-from netfold.fabric.grids import mesh_of, ring_along
-from netfold.fabric.paths import PLANNERS, Flow, plan
-from netfold.fabric.ring import ring_order
+from netfold.fabric.placement.ring import ring_order
+from netfold.fabric.routing import collectives
+from netfold.fabric.routing.paths import PLANNERS, Flow, plan
 from netfold.sim.engines.any_fabric import DirectedLinks
 from netfold.sim.whatif.costs import LANE_SECONDS, TCP_SECONDS, HostCosts
 from netfold.sim.whatif.program import FLOATS, FOLDED, Operation

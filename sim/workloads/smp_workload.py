@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from netfold.fabric import collectives
+from netfold.fabric.routing import collectives
 from netfold.sim.workloads.workload import Workload, halving_doubling, ring
 
 

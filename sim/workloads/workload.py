@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.fabric import collectives
+from netfold.fabric.routing import collectives
 
 Int = NDArray[np.int64]
 

@@ -16,8 +16,8 @@ from netfold.bench.harness.mesh_stranger import KINDS, MeshStranger
 from netfold.bench.harness.overhearing import OverheardHandshake, Overhearing
 from netfold.host.mesh.handshake import CHALLENGE, HELLO, LANE, MAGIC, Initiator, Outcome, Responder
 from netfold.host.mesh.sockets import listen
-from support.collectives import TcpRanks, allreduce, values
-from support.handshakes import mesh_identity
+from support.hosts.collectives import TcpRanks, allreduce, values
+from support.hosts.handshakes import mesh_identity
 
 BOUND = 30.0
 TRIES = 400

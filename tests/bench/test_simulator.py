@@ -16,8 +16,8 @@ from netfold.bench.ranks.loss import LossResult
 from netfold.bench.ranks.simulator import ReplayTimes
 from netfold.cli.app import app
 from netfold.controller.paths.steering import Steering
-from netfold.fabric.clos import paths_of
 from netfold.fabric.generate import leafspine
+from netfold.fabric.routing.clos import paths_of
 from netfold.sim.engines.placement import SCHEMES
 from netfold.sim.engines.topology import of_fabric
 from netfold.sim.workloads.workload import COLLECTIVES
@@ -25,7 +25,7 @@ from netfold.topo.network import sandbox
 from netfold.wire import roce
 from netfold.wire.operator import LinkStatus
 from support import needs
-from support.topo import in_sandbox, undisturbed
+from support.sandboxes.topo import in_sandbox, undisturbed
 
 
 @pytest.mark.parametrize("workload", ["all-to-all", "ring", "halving-doubling"])

@@ -19,7 +19,7 @@ from netfold.bench.options.faults import MOST_FAULTS, SoakOptions
 from netfold.bench.ranks import soak as rank_soak
 from netfold.fabric.generate import leafspine
 from support import needs
-from support.topo import in_sandbox
+from support.sandboxes.topo import in_sandbox
 
 HOSTILE = ("controller", "standby", "spoof", "flood", "mesh", "service", "disk")
 

@@ -35,8 +35,8 @@ from netfold.wire.operator import (
     Traffic,
     TreeStatus,
 )
-from support.controller import tiny_p4info
-from support.credentials import scopes, token_file
+from support.control.controller import tiny_p4info
+from support.control.credentials import scopes, token_file
 
 
 def test_help_lists_the_commands() -> None:

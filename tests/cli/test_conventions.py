@@ -20,7 +20,7 @@ from netfold.cli.top import look_in_json
 from netfold.controller.operations.rates import Rates
 from netfold.plain_text import json_line
 from netfold.wire.operator import FabricEvent, Status
-from support.snippets import ROOT
+from support.docs.snippets import ROOT
 
 TABLE: Final = (ROOT / "docs/commands.md").read_text().partition("## Conventions")[2]
 KINDS: Final = {

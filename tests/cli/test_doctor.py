@@ -13,7 +13,7 @@ from netfold.cli import doctor
 from netfold.cli.app import app
 from netfold.cli.common import FAILED
 from netfold.cli.doctor import Check, Finding, Missing
-from netfold.fabric.slots import sizes_of
+from netfold.fabric.folding.slots import sizes_of
 from netfold.host.innet.opening import SKB_BYTES
 from netfold.plain_console import Terminal
 

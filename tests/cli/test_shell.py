@@ -20,8 +20,8 @@ from netfold.controller.controller import Controller
 from netfold.controller.switch import tables
 from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import leafspine
-from support.jobs import rig
-from support.processes import BOUND, Switches
+from support.control.jobs import rig
+from support.sandboxes.processes import BOUND, Switches
 
 NETFOLD = [sys.executable, "-m", "netfold.cli"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.controller import BOUND
+from support.control.controller import BOUND
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ from netfold.fabric.graph import Fabric, FabricError
 from netfold.rpc.certificates import Certificates, is_local
 from netfold.wire.operator import SERVICE, AskStatus
 from softswitch.runtime import connections
-from support.controller import BOUND, MemorySwitch, run
-from support.jobs import rig
+from support.control.controller import BOUND, MemorySwitch, run
+from support.control.jobs import rig
 from switch_support.addresses import free_port
 from switch_support.certificates import Authority
 

@@ -17,7 +17,7 @@ from netfold.controller.switch import reach
 from netfold.rpc import rpc
 from netfold.rpc.certificates import TlsError
 from netfold.wire.operator import Beat
-from support.controller import run
+from support.control.controller import run
 
 
 class Watched:

@@ -28,8 +28,8 @@ from netfold.fabric.graph import Fabric
 from netfold.rpc import rpc
 from netfold.wire import operator
 from netfold.wire.jobs import SERVICE, Done, Join, Leave, Plan
-from support.credentials import token_file
-from support.processes import BOUND, Switches, netfold
+from support.control.credentials import token_file
+from support.sandboxes.processes import BOUND, Switches, netfold
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 async def together(fabric: Fabric, world: int) -> list[Plan]:

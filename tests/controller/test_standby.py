@@ -18,7 +18,7 @@ from netfold.controller.switch.election import Elections
 from netfold.controller.switch.observer import Observer
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError, Switch
-from support.controller import BOUND, ScriptedServer, until
+from support.control.controller import BOUND, ScriptedServer, until
 
 KEY = b"k" * 32
 

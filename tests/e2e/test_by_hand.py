@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from netfold.topo.network import sandbox
-from support.snippets import ROOT
+from support.docs.snippets import ROOT
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(400)]
 

@@ -13,9 +13,9 @@ from netfold.fabric.graph import Engine, Fabric
 from netfold.topo.faults.injector import FaultInjector
 from netfold.topo.network import sandbox
 from support import needs
-from support.fabrics import leafspine
-from support.steady import BOUND, Steady
-from support.topo import ENGINES_LONG, in_sandbox
+from support.fabrics.fabrics import leafspine
+from support.sandboxes.steady import BOUND, Steady
+from support.sandboxes.topo import ENGINES_LONG, in_sandbox
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

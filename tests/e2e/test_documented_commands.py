@@ -11,11 +11,11 @@ import pytest
 from netfold.fabric import file as fabric_file
 from netfold.topo.network import sandbox
 from support import needs
-from support.commands import FABRIC
-from support.fabrics import leafspine
-from support.pages import invoked
-from support.steady import Steady
-from support.topo import in_sandbox
+from support.docs.commands import FABRIC
+from support.docs.pages import invoked
+from support.fabrics.fabrics import leafspine
+from support.sandboxes.steady import Steady
+from support.sandboxes.topo import in_sandbox
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

@@ -17,10 +17,10 @@ from netfold.controller.switch.tables import ROUTERS
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo.network import sandbox
 from support import needs
-from support.capture import Capture
-from support.fabrics import leafspine
-from support.topo import ENGINES, in_sandbox, program
-from support.tshark import dissect
+from support.fabrics.fabrics import leafspine
+from support.sandboxes.capture import Capture
+from support.sandboxes.topo import ENGINES, in_sandbox, program
+from support.sandboxes.tshark import dissect
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -118,7 +118,7 @@ def test_every_packet_on_every_link_is_valid_rocev2(engine: Engine, tmp_path: Pa
     from scapy.layers.inet import ICMP, TCP
     from scapy.layers.l2 import Ether
 
-    import support.scapy_roce  # noqa: F401 (lets scapy know RETH)
+    import support.models.scapy_roce  # noqa: F401 (lets scapy know RETH)
 
     seen: set[bytes] = set()
     opcodes: set[int] = set()

@@ -18,8 +18,8 @@ from netfold.rpc import local
 from netfold.wire import faults
 from netfold.wire.faults import FAULTS_VARIABLE, SOCKET
 from support import needs
-from support.pages import invoked
-from support.topo import program
+from support.docs.pages import invoked
+from support.sandboxes.topo import program
 
 pytestmark = [pytest.mark.netns, pytest.mark.needs("namespaces", "mininet"), pytest.mark.timeout(240)]
 NETFOLD = [sys.executable, "-m", "netfold.cli"]

@@ -20,9 +20,9 @@ from netfold.topo.network import sandbox
 from netfold.wire import faults
 from netfold.wire.operator import Status
 from support import needs
-from support.fabrics import leafspine, threetier
-from support.steady import Steady
-from support.topo import ENGINES, in_sandbox, program
+from support.fabrics.fabrics import leafspine, threetier
+from support.sandboxes.steady import Steady
+from support.sandboxes.topo import ENGINES, in_sandbox, program
 from switch_support.bmv2 import slow_queue
 from switch_support.ports import wait_for
 

@@ -11,9 +11,10 @@ import pytest
 
 from netfold.fabric.graph import Engine
 from netfold.topo.network import sandbox
-from support import combinations, needs
-from support.fabrics import leafspine
-from support.topo import ENGINES_LONG, beside, in_sandbox, program
+from support import needs
+from support.docs import combinations
+from support.fabrics.fabrics import leafspine
+from support.sandboxes.topo import ENGINES_LONG, beside, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

@@ -15,10 +15,10 @@ from netfold.fabric.graph import Engine, Fabric
 from netfold.topo.network import sandbox
 from netfold.wire import roce
 from support import needs
-from support.capture import Capture
-from support.fabrics import leafspine
-from support.steady import Steady
-from support.topo import ENGINES, in_sandbox, program
+from support.fabrics.fabrics import leafspine
+from support.sandboxes.capture import Capture
+from support.sandboxes.steady import Steady
+from support.sandboxes.topo import ENGINES, in_sandbox, program
 from switch_support.client import Client
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))

@@ -16,7 +16,7 @@ import support
 from netfold.rpc.tokens import TOKEN_VARIABLE
 from netfold.testing import subnet
 from support import needs
-from support.torch import loopback_jobs
+from support.hosts.torch import loopback_jobs
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = ROOT / "examples" / "kubernetes.yaml"

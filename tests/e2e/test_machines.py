@@ -12,9 +12,10 @@ import pytest
 
 from netfold.fabric.graph import Engine, Host
 from netfold.topo.network import sandbox
-from support import combinations, needs
-from support.fabrics import leafspine
-from support.topo import ENGINES, in_sandbox, program
+from support import needs
+from support.docs import combinations
+from support.fabrics.fabrics import leafspine
+from support.sandboxes.topo import ENGINES, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -95,7 +96,7 @@ def two_jobs_fold_rows(network: Network, name: str, life: combinations.Life) -> 
 
 
 def ranks_go_and_come(network: Network, name: str, life: combinations.Life) -> None:
-    """Fails where a cell of the page (support/combinations.py) is another one."""
+    """Fails where a cell of the page (support/docs/combinations.py) is another one."""
     counts, victim, elements = life.machines, life.victim, ELEMENTS["softswitch"]
     fabric, world, before = network.fabric, sum(life.machines), news(network)
     hosts = hosts_of(network, life)

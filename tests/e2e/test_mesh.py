@@ -10,8 +10,8 @@ import pytest
 
 from netfold.topo.network import sandbox
 from support import needs
-from support.fabrics import parse
-from support.topo import in_sandbox, program
+from support.fabrics.fabrics import parse
+from support.sandboxes.topo import in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

@@ -16,11 +16,11 @@ from netfold.fabric import generate
 from netfold.fabric.graph import Engine
 from netfold.topo.network import sandbox
 from support import needs
-from support.capture import Capture
-from support.fabrics import leafspine
-from support.steady import Steady
-from support.topo import ENGINES, in_sandbox, program
-from support.tshark import dissect
+from support.fabrics.fabrics import leafspine
+from support.sandboxes.capture import Capture
+from support.sandboxes.steady import Steady
+from support.sandboxes.topo import ENGINES, in_sandbox, program
+from support.sandboxes.tshark import dissect
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

@@ -11,9 +11,9 @@ from netfold.host.capi import library
 from netfold.topo.network import sandbox
 from netfold.topo.processes.ranks import Ranks
 from support import needs
-from support.c_programs import nccl_driver
-from support.fabrics import leafspine
-from support.topo import in_sandbox
+from support.fabrics.fabrics import leafspine
+from support.hosts.c_programs import nccl_driver
+from support.sandboxes.topo import in_sandbox
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

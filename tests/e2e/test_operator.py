@@ -14,9 +14,9 @@ from netfold.fabric.graph import Engine, Fabric
 from netfold.topo.network import sandbox
 from netfold.wire.operator import Status
 from support import needs
-from support.fabrics import leafspine
-from support.steady import Steady
-from support.topo import ENGINES_LONG, in_sandbox
+from support.fabrics.fabrics import leafspine
+from support.sandboxes.steady import Steady
+from support.sandboxes.topo import ENGINES_LONG, in_sandbox
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

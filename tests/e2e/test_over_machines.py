@@ -21,11 +21,11 @@ import pytest
 
 from netfold.rpc import local
 from netfold.wire import faults
-from support.machines import Machines
-from support.pages import invoked
-from support.slurm_machines import SlurmMachines
-from support.ssh_machines import SshMachines
-from support.topo import in_sandbox, program
+from support.docs.pages import invoked
+from support.sandboxes.machines import Machines
+from support.sandboxes.slurm_machines import SlurmMachines
+from support.sandboxes.ssh_machines import SshMachines
+from support.sandboxes.topo import in_sandbox, program
 
 pytestmark = pytest.mark.timeout(300)
 NETFOLD = [sys.executable, "-m", "netfold.cli"]

@@ -17,8 +17,8 @@ from netfold.controller.paths.path_service import Table
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo.network import sandbox
 from support import needs
-from support.fabrics import leafspine
-from support.topo import ENGINES, in_sandbox, program, undisturbed
+from support.fabrics.fabrics import leafspine
+from support.sandboxes.topo import ENGINES, in_sandbox, program, undisturbed
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

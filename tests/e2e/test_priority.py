@@ -15,10 +15,10 @@ from netfold.rpc import tokens
 from netfold.topo.network import sandbox
 from netfold.wire.jobs import SERVICE, Join, Plan
 from support import needs
-from support.credentials import scopes, tenant
-from support.fabrics import leafspine
-from support.steady import Steady
-from support.topo import in_sandbox
+from support.control.credentials import scopes, tenant
+from support.fabrics.fabrics import leafspine
+from support.sandboxes.steady import Steady
+from support.sandboxes.topo import in_sandbox
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

@@ -18,9 +18,9 @@ from netfold.topo.network import sandbox
 from netfold.wire.jobs import SERVICE, Join, Plan
 from netfold.wire.operator import JobStatus, Status
 from support import needs
-from support.fabrics import leafspine
-from support.steady import Steady
-from support.topo import ENGINES, in_sandbox
+from support.fabrics.fabrics import leafspine
+from support.sandboxes.steady import Steady
+from support.sandboxes.topo import ENGINES, in_sandbox
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

@@ -12,9 +12,9 @@ import pytest
 from netfold.fabric.graph import Engine
 from netfold.topo.network import sandbox
 from support import needs
-from support.capture import Capture
-from support.fabrics import leafspine
-from support.topo import ENGINES, in_sandbox, program
+from support.fabrics.fabrics import leafspine
+from support.sandboxes.capture import Capture
+from support.sandboxes.topo import ENGINES, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

@@ -27,12 +27,12 @@ from netfold.topo.faults.injector import FaultInjector
 from netfold.topo.network import sandbox
 from netfold.wire.roce import UDP_PORT, Opcode, icrc
 from support import needs
-from support.capture import Capture
-from support.fabrics import leafspine
-from support.guests import BOUND, Forger, Jobs, gid_index, pair
-from support.steady import LOOK
-from support.topo import in_sandbox
-from support.tshark import dissect
+from support.fabrics.fabrics import leafspine
+from support.sandboxes.capture import Capture
+from support.sandboxes.guests import BOUND, Forger, Jobs, gid_index, pair
+from support.sandboxes.steady import LOOK
+from support.sandboxes.topo import in_sandbox
+from support.sandboxes.tshark import dissect
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from netfold.topo.network import sandbox
-from support import needs, snippets
-from support.c_programs import FORKS, compiled
-from support.fabrics import leafspine
-from support.snippets import SCENES, Snippet
-from support.topo import in_sandbox, program
+from support import needs
+from support.docs import snippets
+from support.docs.snippets import SCENES, Snippet
+from support.fabrics.fabrics import leafspine
+from support.hosts.c_programs import FORKS, compiled
+from support.sandboxes.topo import in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

@@ -13,8 +13,8 @@ import pytest
 from netfold.bench.ranks.survivor import FIRST, Reached
 from netfold.topo.network import sandbox
 from support import needs
-from support.fabrics import leafspine
-from support.topo import in_sandbox
+from support.fabrics.fabrics import leafspine
+from support.sandboxes.topo import in_sandbox
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

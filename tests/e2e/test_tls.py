@@ -13,8 +13,8 @@ from netfold.fabric.graph import Engine
 from netfold.rpc.certificates import Certificates
 from netfold.topo.network import sandbox
 from support import needs
-from support.fabrics import leafspine
-from support.topo import ENGINES_LONG, in_sandbox, program
+from support.fabrics.fabrics import leafspine
+from support.sandboxes.topo import ENGINES_LONG, in_sandbox, program
 from switch_support.certificates import Authority
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))

@@ -12,8 +12,8 @@ import pytest
 from netfold.fabric.graph import Engine
 from netfold.topo.network import sandbox
 from support import needs
-from support.fabrics import leafspine
-from support.topo import ENGINES_LONG, in_sandbox, program
+from support.fabrics.fabrics import leafspine
+from support.sandboxes.topo import ENGINES_LONG, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

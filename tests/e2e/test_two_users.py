@@ -20,9 +20,9 @@ from netfold.topo.network import sandbox
 from netfold.topo.processes.ranks import Ranks
 from netfold.wire import roce
 from support import needs
-from support.credentials import scopes, tenant
-from support.fabrics import leafspine
-from support.topo import ENGINES_LONG, in_sandbox, program
+from support.control.credentials import scopes, tenant
+from support.fabrics.fabrics import leafspine
+from support.sandboxes.topo import ENGINES_LONG, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

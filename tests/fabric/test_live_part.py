@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netfold.fabric import trees
+from netfold.fabric.folding import trees
 from netfold.fabric.generate import parse
 from netfold.fabric.graph import Fabric, Up
 

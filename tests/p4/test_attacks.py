@@ -17,15 +17,15 @@ from functools import partial
 import pytest
 
 from netfold.controller.switch import tables
+from netfold.fabric.folding.slots import Stream
 from netfold.fabric.graph import End
-from netfold.fabric.slots import Stream
 from netfold.wire import roce
-from support.modelled import ModelledFabric, WindowedRank
-from support.nic import QueuePair
-from support.nic_packets import ACK, ACKNOWLEDGE, CNP, RNR, SEQUENCE, Packet, Rc, Reth, opcode_of
-from support.program import mac
-from support.rc_fabric import RcFabric, Sender
-from support.slot_model import MICROSECOND, MILLISECOND, TerribleNetwork
+from support.models.nic import QueuePair
+from support.models.nic_packets import ACK, ACKNOWLEDGE, CNP, RNR, SEQUENCE, Packet, Rc, Reth, opcode_of
+from support.models.slot_model import MICROSECOND, MILLISECOND, TerribleNetwork
+from support.p4.modelled import ModelledFabric, WindowedRank
+from support.p4.program import mac
+from support.p4.rc_fabric import RcFabric, Sender
 
 PACKETS = 24
 """Packets that each rank sends: slots are used again."""

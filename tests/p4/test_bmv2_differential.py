@@ -16,7 +16,7 @@ from softswitch.engine.engine import Engine
 from softswitch.engine.entities import DoAction, Entry, Multicast
 from softswitch.engine.local import LocalEngine
 from support import ROOT
-from support.program import rewrite
+from support.p4.program import rewrite
 from switch_support.bmv2 import Bmv2, by_port
 
 pytestmark = pytest.mark.needs("bmv2")

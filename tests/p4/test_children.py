@@ -13,8 +13,8 @@ import pytest
 
 from netfold.controller.switch import tables
 from netfold.wire import roce
-from support.nic_packets import ACK, RNR, SEQUENCE, Packet, Rc, Reth
-from support.scene import FULL, REGION, TOTAL, Out, Scene, compare_with_bmv2, lanes
+from support.models.nic_packets import ACK, RNR, SEQUENCE, Packet, Rc, Reth
+from support.p4.scene import FULL, REGION, TOTAL, Out, Scene, compare_with_bmv2, lanes
 
 RNR_128 = RNR | 14
 """Come again after 1.28 ms."""

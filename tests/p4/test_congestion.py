@@ -17,10 +17,10 @@ import pytest
 
 from netfold.fabric.graph import End
 from netfold.wire import roce
-from support.nic_packets import ACKNOWLEDGE, CNP, Packet
-from support.program import mac
-from support.rc_fabric import RcFabric, allreduce
-from support.slot_model import MICROSECOND, MILLISECOND, SECOND, TerribleNetwork
+from support.models.nic_packets import ACKNOWLEDGE, CNP, Packet
+from support.models.slot_model import MICROSECOND, MILLISECOND, SECOND, TerribleNetwork
+from support.p4.program import mac
+from support.p4.rc_fabric import RcFabric, allreduce
 
 BECN = 0x40
 """The BECN bit of the byte before the destination queue pair."""

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from support import TESTS, environment
-from support.topo import ENGINES
+from support.sandboxes.topo import ENGINES
 
-FOLD = TESTS / "support" / "fold.py"
-LINKS = TESTS / "support" / "links.py"
-PUNT = TESTS / "support" / "punt.py"
+FOLD = TESTS / "support" / "p4" / "fold.py"
+LINKS = TESTS / "support" / "p4" / "links.py"
+PUNT = TESTS / "support" / "p4" / "punt.py"
 
 
 def namespace() -> list[str]:

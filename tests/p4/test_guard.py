@@ -22,10 +22,10 @@ from netfold.testing import Packet
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream
 from softswitch.engine.local import LocalEngine
-from support.folding import P4Fabric, reduce
-from support.program import PROGRAM, library, mac, native
-from support.slot_model import MICROSECOND, SECOND, TerribleNetwork
-from support.wires import as_sent
+from support.models.slot_model import MICROSECOND, SECOND, TerribleNetwork
+from support.p4.folding import P4Fabric, reduce
+from support.p4.program import PROGRAM, library, mac, native
+from support.p4.wires import as_sent
 from switch_support.bmv2 import Bmv2, by_port
 from switch_support.checksum import checksum
 

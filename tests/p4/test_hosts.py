@@ -20,8 +20,8 @@ from netfold.host.innet.core import Credits
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.wire import roce
 from support import needs
-from support.folding import P4Fabric, reduce
-from support.slot_model import MICROSECOND, SECOND, TerribleNetwork, udp_port
+from support.models.slot_model import MICROSECOND, SECOND, TerribleNetwork, udp_port
+from support.p4.folding import P4Fabric, reduce
 from switch_support.checksum import checksum
 
 
@@ -109,7 +109,7 @@ def test_scapy_accepts_the_frames(fabric: P4Fabric) -> None:
     scapy = pytest.importorskip("scapy.all", reason=needs.reason("scapy"))
     from scapy.contrib.roce import BTH
 
-    from support.scapy_roce import RETH
+    from support.models.scapy_roce import RETH
 
     reduce(fabric, [np.full(256 * 70, rank, np.float32) for rank in range(4)], 1)
     some: dict[int, bytes] = {}

@@ -13,9 +13,9 @@ from typing import Any, Literal
 import pytest
 
 from netfold.fabric.graph import End
-from support.modelled import ModelledFabric, Schedule
-from support.nic_packets import Rc
-from support.rc_fabric import Exact, Sender
+from support.models.nic_packets import Rc
+from support.p4.modelled import ModelledFabric, Schedule
+from support.p4.rc_fabric import Exact, Sender
 
 Verb = Literal["send", "write"]
 STEPS = 200

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from netfold.fabric.slots import Stream
+from netfold.fabric.folding.slots import Stream
 from netfold.host.innet.abi import AGREEMENT, DATA
-from support.folding import P4Fabric, reduce
-from support.slot_model import MICROSECOND, TerribleNetwork, udp_port
+from support.models.slot_model import MICROSECOND, TerribleNetwork, udp_port
+from support.p4.folding import P4Fabric, reduce
 
 LONG = 256 * 150
 """Elements of more packets than a job has slots on two trees, so that slots are used again within an operation."""

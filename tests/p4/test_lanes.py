@@ -21,7 +21,7 @@ from netfold.wire import roce
 from netfold.wire.roce import LaneOperation
 from softswitch.compiler.driver import compile_file
 from softswitch.engine import entities, linking, local
-from support.program import rewrite
+from support.p4.program import rewrite
 
 P4SRC = Path(__file__).resolve().parents[2] / "p4src"
 Lanes = NDArray[np.uint32]

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from netfold.controller.switch.probe import PROBE, SlotState, answer, question
+from netfold.fabric.folding.trees import MAX_CHILDREN
 from netfold.fabric.graph import CPU_PORT
-from netfold.fabric.trees import MAX_CHILDREN
 from netfold.wire import roce
-from support.nic_packets import Rc, Reth
-from support.scene import Out, Scene, compare_with_bmv2, lanes
+from support.models.nic_packets import Rc, Reth
+from support.p4.scene import Out, Scene, compare_with_bmv2, lanes
 
 SIZE = 64
 """Bytes of a payload."""

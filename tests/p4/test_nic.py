@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The software NIC of tests/support/nic.py does what rdma_rxe was measured to do, so that what holds for it on the
-compiled program holds for machines with the kernel's RoCE stack."""
+"""The software NIC of tests/support/models/nic.py does what rdma_rxe was measured to do, so that what holds for it on
+the compiled program holds for machines with the kernel's RoCE stack."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Literal
 import pytest
 
 from netfold.wire import roce
-from support.nic import Work
-from support.nic_packets import ACK, ACKNOWLEDGE, SEQUENCE, Packet, Rc, icrc_holds
-from support.nic_pair import ADDRESSES, NicPair
-from support.slot_model import MICROSECOND, MILLISECOND, TerribleNetwork
+from support.models.nic import Work
+from support.models.nic_packets import ACK, ACKNOWLEDGE, SEQUENCE, Packet, Rc, icrc_holds
+from support.models.nic_pair import ADDRESSES, NicPair
+from support.models.slot_model import MICROSECOND, MILLISECOND, TerribleNetwork
 
 
 def quiet() -> TerribleNetwork:

@@ -13,15 +13,15 @@ import pytest
 from netfold.controller.jobs import plans
 from netfold.controller.switch import fold_tables, tables
 from netfold.controller.switch.entities import Entry
-from netfold.fabric import slots, trees
+from netfold.fabric.folding import slots, trees
 from netfold.fabric.generate import parse
 from netfold.host.innet.slot_switch import Nak, Packet
 from netfold.host.innet.slot_switch import parse as packet_of
 from netfold.wire import roce
 from softswitch.engine import local
-from support.nic_packets import icrc_holds
-from support.program import library
-from support.wires import as_sent, write
+from support.models.nic_packets import icrc_holds
+from support.p4.program import library
+from support.p4.wires import as_sent, write
 
 FIRST = roce.PSN_MASK - 1
 """PSN of the first packet: the others are around the wrap."""

@@ -19,8 +19,8 @@ from netfold.fabric.generate import leafspine
 from netfold.wire import roce
 from netfold.wire.paths import tcp_ports
 from softswitch.engine.local import LocalEngine
-from support.program import PROGRAM, library, mac, native
-from support.slot_model import ip_packet
+from support.models.slot_model import ip_packet
+from support.p4.program import PROGRAM, library, mac, native
 from switch_support.bmv2 import Bmv2, by_port
 from switch_support.checksum import checksum
 

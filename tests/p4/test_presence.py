@@ -15,16 +15,16 @@ import pytest
 from netfold.controller.jobs import plans
 from netfold.controller.switch import fold_tables, tables
 from netfold.controller.switch.probe import PROBE, SlotState, answer, question
-from netfold.fabric import slots, trees
+from netfold.fabric.folding import slots, trees
 from netfold.fabric.generate import parse
 from netfold.fabric.graph import CPU_PORT, End
 from netfold.host.native.library import Origin
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream
-from support.nic_packets import SEQUENCE, Packet, Rc, Reth
-from support.scene import FULL, TOTAL, Out, Scene, compare_with_bmv2, lanes
-from support.slot_model import SECOND, TerribleNetwork
-from support.wires import Wires
+from support.models.nic_packets import SEQUENCE, Packet, Rc, Reth
+from support.models.slot_model import SECOND, TerribleNetwork
+from support.p4.scene import FULL, TOTAL, Out, Scene, compare_with_bmv2, lanes
+from support.p4.wires import Wires
 from switch_support.checksum import checksum
 
 ADDRESS = 7 << 32 | 0x4000

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NICs with reliable connections as children of the compiled program, over networks that lose, repeat, delay and bend.
 
-Each NIC is one of tests/support/nic.py, which knows nothing of switches that fold.  What it takes into memory is
+Each NIC is one of tests/support/models/nic.py, which knows nothing of switches that fold.  What it takes into memory is
 compared with the sum as it takes it, so no word that is not the sum passes, not even one that is overwritten later.
 """
 
@@ -18,11 +18,11 @@ import pytest
 from netfold.fabric.graph import End
 from netfold.wire import roce
 from support import needs
-from support.nic import FOREVER
-from support.nic_packets import ACK, ACKNOWLEDGE, RNR, SEQUENCE, Packet, icrc_holds
-from support.rc_fabric import RcFabric, allreduce, total
-from support.slot_model import MICROSECOND, MILLISECOND, SECOND, TerribleNetwork
-from support.tshark import dissect
+from support.models.nic import FOREVER
+from support.models.nic_packets import ACK, ACKNOWLEDGE, RNR, SEQUENCE, Packet, icrc_holds
+from support.models.slot_model import MICROSECOND, MILLISECOND, SECOND, TerribleNetwork
+from support.p4.rc_fabric import RcFabric, allreduce, total
+from support.sandboxes.tshark import dissect
 
 LIMIT = 20 * SECOND
 """Simulated time by which everything must be done."""

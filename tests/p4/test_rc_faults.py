@@ -18,10 +18,10 @@ from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
 from netfold.fabric.graph import End
 from netfold.wire import roce
-from support.nic_packets import ACK, ACKNOWLEDGE, RNR, SEQUENCE, Packet, Rc
-from support.program import mac
-from support.rc_fabric import Exact, RcFabric, Sender, allreduce, total
-from support.slot_model import MICROSECOND, MILLISECOND, SECOND, TerribleNetwork
+from support.models.nic_packets import ACK, ACKNOWLEDGE, RNR, SEQUENCE, Packet, Rc
+from support.models.slot_model import MICROSECOND, MILLISECOND, SECOND, TerribleNetwork
+from support.p4.program import mac
+from support.p4.rc_fabric import Exact, RcFabric, Sender, allreduce, total
 
 MISMATCHED = 8
 """The outcome of p4src/verdict.p4 that counts contributions with other headers than those before."""

@@ -2,8 +2,8 @@
 """The compiled program with NICs and windowed ranks as children, beside plain rules in Python, on drawn schedules.
 
 Hypothesis draws which packet arrives, is lost or comes twice, and which timer fires, for as long as it likes.  After
-every packet that a switch gets it must have sent what the rules of tests/support/fold_model.py say, headers and lanes;
-whatever a rank takes must be the sum; and in the end timers and repeats alone must bring every rank all results.
+every packet that a switch gets it must have sent what the rules of tests/support/models/fold_model.py say, headers and
+lanes; whatever a rank takes must be the sum; and in the end timers and repeats alone must bring every rank all results.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from netfold.wire import roce
 from softswitch.compiler.driver import compile_file
 from softswitch.engine import entities, linking
 from softswitch.engine.local import LocalEngine
-from support import fold_model
-from support.modelled import ModelledFabric, Schedule
-from support.nic_packets import Packet, Rc, opcode_of
-from support.program import PROGRAM, native
-from support.rc_fabric import Exact, Sender, allreduce
-from support.slot_model import MICROSECOND, SECOND, TerribleNetwork
+from support.models import fold_model
+from support.models.nic_packets import Packet, Rc, opcode_of
+from support.models.slot_model import MICROSECOND, SECOND, TerribleNetwork
+from support.p4.modelled import ModelledFabric, Schedule
+from support.p4.program import PROGRAM, native
+from support.p4.rc_fabric import Exact, Sender, allreduce
 from switch_support.bmv2 import Bmv2, by_port
 
 FLYING = 60

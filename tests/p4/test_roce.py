@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from netfold.controller.paths.steering import Steering
 from netfold.controller.switch import fold_tables, tables
-from netfold.fabric import slots, trees
+from netfold.fabric.folding import slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.host.native.library import Origin
 from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Connection, Endpoint
 from netfold.host.roce.queue_pairs import CONNECTION_BIT
 from netfold.wire import roce
-from support.slot_model import MICROSECOND, SECOND, TerribleNetwork
-from support.tshark import dissect
-from support.wires import Wires
+from support.models.slot_model import MICROSECOND, SECOND, TerribleNetwork
+from support.p4.wires import Wires
+from support.sandboxes.tshark import dissect
 from switch_support.checksum import checksum
 
 PORT = 50_000

@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 
 from netfold.controller.jobs import plans
 from netfold.controller.switch import fold_tables, tables
-from netfold.fabric import slots, trees
+from netfold.fabric.folding import slots, trees
 from netfold.fabric.generate import parse
 from netfold.fabric.graph import End, Fabric
 from netfold.host.innet.slot_switch import NO_LANES, Nak
@@ -38,9 +38,9 @@ from netfold.testing import Packet, SlotSwitch
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream
 from softswitch.engine import local
-from support.nic_packets import icrc_holds
-from support.program import library
-from support.wires import as_sent, write
+from support.models.nic_packets import icrc_holds
+from support.p4.program import library
+from support.p4.wires import as_sent, write
 
 pytestmark = pytest.mark.slow
 

@@ -22,8 +22,8 @@ from netfold.rpc import rpc
 from netfold.wire.jobs import Leave, RankReport, Resume, Watch
 from netfold.wire.operator import SetDrain
 from netfold.wire.paths import Follow
-from support.controller import BOUND
-from support.jobs import rig
+from support.control.controller import BOUND
+from support.control.jobs import rig
 from switch_support import fuzz
 
 BROKEN = {

@@ -21,7 +21,7 @@ from netfold.host.errors import JoinRefused
 from netfold.rpc import channel as tls
 from netfold.rpc.rpc import Unreachable
 from netfold.wire.jobs import SERVICE, Join, Plan
-from support.controller import BOUND, MemorySwitch, run
+from support.control.controller import BOUND, MemorySwitch, run
 from switch_support.addresses import free_port
 from switch_support.certificates import Authority
 

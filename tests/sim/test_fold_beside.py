@@ -8,7 +8,7 @@ import csv
 import numpy as np
 import pytest
 
-from netfold.fabric import trees
+from netfold.fabric.folding import trees
 from netfold.sim.engines.folding import fold_graph
 from netfold.sim.engines.topology import leaf_spine
 from netfold.sim.netreduce import beside as fold_beside

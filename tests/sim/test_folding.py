@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netfold.fabric.trees import MAX_CHILDREN
+from netfold.fabric.folding.trees import MAX_CHILDREN
 from netfold.host.innet.slot_switch import Nak
 from netfold.sim.engines import packet
 from netfold.sim.engines.folding import FoldRules, beside, fold
@@ -27,7 +27,7 @@ from netfold.sim.engines.placement import SCHEMES
 from netfold.sim.engines.topology import Topology, leaf_spine
 from netfold.sim.netreduce.points import SWITCHML
 from netfold.sim.workloads.workload import ring
-from support.slot_model import Call, TerribleNetwork, make_fabric, run
+from support.models.slot_model import Call, TerribleNetwork, make_fabric, run
 
 VERDICTS = Path(__file__).resolve().parents[2] / "p4src" / "verdict.p4"
 EXACT = Transport(mtu=1024, jitter=0)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netfold.fabric.clos import Clos
-from netfold.fabric.paths import Flow, equal_split, fewest_pieces, plan
+from netfold.fabric.routing.clos import Clos
+from netfold.fabric.routing.paths import Flow, equal_split, fewest_pieces, plan
 from netfold.sim.engines import fluid
 from netfold.sim.engines.packet import Fault, Transport, simulate
 from netfold.sim.engines.placement import SCHEMES, place

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.fabric.clos import Clos
 from netfold.fabric.generate import leafspine, parse
-from netfold.fabric.uplinks import Uplink
+from netfold.fabric.generate.uplinks import Uplink
+from netfold.fabric.routing.clos import Clos
 from netfold.sim.engines.topology import ClosCable, Topology, large_fat_tree, leaf_spine, of_fabric, paper_fat_tree
 
 SIZES = st.builds(lambda hosts, leaves, aggs, pods, cores: Topology(

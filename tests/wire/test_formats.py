@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.fabric import room
+from netfold.fabric.routing import room
 from netfold.wire import jobs, roce
 from support import needs
-from support.program import p4_defines
+from support.p4.program import p4_defines
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,7 +81,7 @@ def test_icrc_equals_scapys(payload: bytes, ip_id: int, psn: int, ttl: int) -> N
     scapy = pytest.importorskip("scapy.all", reason=needs.reason("scapy"))
     from scapy.contrib.roce import BTH
 
-    from support.scapy_roce import RETH
+    from support.models.scapy_roce import RETH
 
     head = scapy.IP(src="10.0.1.1", dst="10.0.2.1", id=ip_id, ttl=ttl, flags="DF") / scapy.UDP(sport=50000, dport=4791)
     for inner in (

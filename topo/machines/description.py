@@ -14,8 +14,8 @@ from typing import Annotated, Final
 import msgspec
 
 from netfold.fabric.graph import Fabric, FabricError
-from netfold.fabric.machine_list import ListedMachine
-from netfold.fabric.placement import PlacementError, cables_between, place
+from netfold.fabric.placement.machine_list import ListedMachine
+from netfold.fabric.placement.placement import PlacementError, cables_between, place
 from netfold.wire.roce import LINK_MTUS, PATH_MTU, Opcode, ip_packet_bytes
 
 FIRST_VNI: Final = 4000

@@ -39,7 +39,7 @@ UDP_SEGMENT: Final = 103
 """Socket option of <linux/udp.h>, which Python's socket module does not have."""
 RECEIVE_BYTES: Final = 2 * (128 + 16) * 8448
 """Socket buffer for the windows of two trees at path MTU 4096, which want the most: what the kernel charges for their
-packets (fabric/slots.py, host/innet/fold.py)."""
+packets (fabric/folding/slots.py, host/innet/fold.py)."""
 
 
 def doctor(json: Json = False) -> None:

@@ -14,9 +14,10 @@ from netfold.controller.paths.steering import Steering
 from netfold.controller.switch import fold_tables, tables
 from netfold.controller.switch.entities import state
 from netfold.controller.switch.reconcile import diff, show
-from netfold.fabric import pools, room, slots, trees
+from netfold.fabric.folding import pools, slots, trees
 from netfold.fabric.graph import Fabric, FabricError
-from netfold.fabric.machines import fold_groups, machines
+from netfold.fabric.placement.machines import fold_groups, machines
+from netfold.fabric.routing import room
 
 MOST_ENTRIES: Final = 1 << 19
 """Children of trees in all switches together that a plan is made of: half a minute, and 1 GB."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from netfold.cli.common import CANNOT, checked, fail
-from netfold.fabric import machine_list
 from netfold.fabric.graph import Fabric
+from netfold.fabric.placement import machine_list
 
 if TYPE_CHECKING:
     from netfold.topo.machines.description import Description

@@ -61,7 +61,7 @@ def _refuse_to_lose(out: Path, text: str, *, force: bool) -> None:
 
 def _export(fabric: Fabric, form: str, out: Path, *, force: bool) -> None:
     """Write the topology file of another tool into a folder."""
-    from netfold.fabric import export
+    from netfold.fabric.generate import export
 
     try:
         for name, text in checked(lambda: export.texts(fabric, form)).items():
@@ -111,8 +111,8 @@ def plan(
 ) -> None:
     """Show the trees that a job would get, and the writes to the switches, without touching any switch."""
     from netfold.cli import dryrun
-    from netfold.fabric import trees
-    from netfold.fabric.pools import Exhausted
+    from netfold.fabric.folding import trees
+    from netfold.fabric.folding.pools import Exhausted
 
     if (file is None) == (topo is None):
         fail(CANNOT, "plan: expected either a FABRIC.toml or --topo leafspine,LEAVES,SPINES,HOSTS (or threetier, "

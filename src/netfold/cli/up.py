@@ -16,8 +16,9 @@ from netfold.cli.common import CANNOT, awaited, checked, fail, load, log_to_stde
 from netfold.cli.generated import DEFAULTS, Generated, with_groups, with_pages
 from netfold.cli.machines import HERE, OverMachines
 from netfold.cli.options import FabricFile, Metrics, Misses, Probe, Steady, Topo, Verbose
-from netfold.fabric import room, validity
+from netfold.fabric import validity
 from netfold.fabric.graph import Fabric
+from netfold.fabric.routing import room
 
 
 @with_groups

@@ -36,7 +36,7 @@ def what_if(
     """What would another way to carry collectives bring my training? Replay a recording of it, and see."""
     from netfold.fabric.generate import parse
     from netfold.fabric.graph import FabricError, bits_per_second
-    from netfold.fabric.path_graph import PathError
+    from netfold.fabric.routing.path_graph import PathError
     from netfold.sim.engines.packet import SimulationError
     from netfold.sim.whatif import report, traces
     from netfold.sim.whatif.costs import HostCosts

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from netfold.controller import client
 from netfold.controller.health.drains import Drains, UnknownName
 from netfold.controller.paths.steering import Steering
-from netfold.fabric import routes
+from netfold.fabric.folding.pools import Exhausted
 from netfold.fabric.generate import leafspine, threetier
 from netfold.fabric.graph import FabricError
-from netfold.fabric.pools import Exhausted
+from netfold.fabric.routing import routes
 from netfold.rpc import rpc
 from netfold.wire.jobs import Halt
 from netfold.wire.operator import Drained
-from support import ways
-from support.controller import BOUND, until
-from support.jobs import Code, Rig, rig
-from support.recovery import all_resume, connections, lose
+from support.control import ways
+from support.control.controller import BOUND, until
+from support.control.jobs import Code, Rig, rig
+from support.control.recovery import all_resume, connections, lose
 
 pytestmark = pytest.mark.usefixtures("quick_sessions")
 

@@ -12,8 +12,8 @@ from netfold.controller.health import excuses
 from netfold.controller.health.liveness import Liveness
 from netfold.controller.switch import tables
 from netfold.controller.switch.codec import Count
-from support.cables import Cables, link_between
-from support.jobs import Rig, rig
+from support.control.cables import Cables, link_between
+from support.control.jobs import Rig, rig
 
 
 def lose(r: Rig, end: str) -> int:

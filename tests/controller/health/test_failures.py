@@ -21,10 +21,10 @@ from netfold.fabric.file import dumps, loads
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import End, Fabric, FabricError
 from netfold.wire import roce
-from support.cables import Cables, link_between
-from support.controller import signed, until
-from support.jobs import Rig, rig
-from support.ways import next_ports
+from support.control.cables import Cables, link_between
+from support.control.controller import signed, until
+from support.control.jobs import Rig, rig
+from support.control.ways import next_ports
 
 FABRIC = leafspine(2, 2, 4)
 
@@ -48,7 +48,7 @@ def test_a_probe_is_valid_rocev2() -> None:
     from scapy.contrib.roce import BTH
     from scapy.layers.l2 import Ether
 
-    import support.scapy_roce  # noqa: F401 (lets scapy know RETH)
+    import support.models.scapy_roce  # noqa: F401 (lets scapy know RETH)
 
     found, full = Links(FABRIC), roce.ip_packet_bytes(roce.Opcode.WRITE_FIRST, FABRIC.path_mtu)
     rounds = [(psn, probe) for psn in (1, 2, 3) for probe in found.round([s.name for s in FABRIC.switches])]

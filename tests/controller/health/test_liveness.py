@@ -13,14 +13,14 @@ import pytest
 
 from netfold.controller.switch import tables
 from netfold.fabric.file import dumps, loads
+from netfold.fabric.folding.pools import Exhausted
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError
-from netfold.fabric.pools import Exhausted
 from netfold.wire.jobs import AskMissing, Done, Halt, Leave, Plan, RankLeft, Resume, Settled
-from support.cables import Cables, link_between
-from support.controller import MemorySession, until
-from support.jobs import Code, Rig, rig
-from support.recovery import all_resume, lose, restart, streams
+from support.control.cables import Cables, link_between
+from support.control.controller import MemorySession, until
+from support.control.jobs import Code, Rig, rig
+from support.control.recovery import all_resume, lose, restart, streams
 
 pytestmark = pytest.mark.usefixtures("quick_sessions", "time_to_answer")
 

@@ -19,8 +19,8 @@ from netfold.controller.switch.target import Target
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import End
 from netfold.wire import roce
-from support.cables import link_between
-from support.controller import run
+from support.control.cables import link_between
+from support.control.controller import run
 
 
 class Server:

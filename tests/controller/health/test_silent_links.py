@@ -18,7 +18,7 @@ from netfold.controller.health.silent_links import MOST_AT_ONCE, REPRIEVE, Silen
 from netfold.controller.switch.switch import SwitchError
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import End
-from support.cables import link_between
+from support.control.cables import link_between
 
 
 class Fabric22:

@@ -19,10 +19,10 @@ from netfold.fabric.graph import Fabric
 from netfold.plain_console import Terminal
 from netfold.rpc import rpc
 from netfold.wire import operator
-from support.cables import Cables as Laid
-from support.controller import BOUND, until
-from support.jobs import Rig, rig
-from support.recovery import lose
+from support.control.cables import Cables as Laid
+from support.control.controller import BOUND, until
+from support.control.jobs import Rig, rig
+from support.control.recovery import lose
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ import pytest
 from netfold.controller.switch import fold_tables
 from netfold.wire import roce
 from netfold.wire.jobs import Halt
-from support.controller import until
-from support.jobs import Code, Watcher, restarted, rig, watching
-from support.recovery import all_resume, connections, lose, restart, streams
+from support.control.controller import until
+from support.control.jobs import Code, Watcher, restarted, rig, watching
+from support.control.recovery import all_resume, connections, lose, restart, streams
 
 pytestmark = pytest.mark.usefixtures("cleaned_at_once")
 

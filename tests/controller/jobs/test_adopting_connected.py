@@ -16,7 +16,7 @@ from netfold.wire.jobs import (
     Connected,
     Halt,
 )
-from support.connecting import (
+from support.control.connecting import (
     ALL_RC,
     MIXED,
     connect,
@@ -28,9 +28,9 @@ from support.connecting import (
     refused,
     resuming,
 )
-from support.controller import until
-from support.jobs import Code, restarted
-from support.recovery import connections, lose, restart
+from support.control.controller import until
+from support.control.jobs import Code, restarted
+from support.control.recovery import connections, lose, restart
 
 pytestmark = pytest.mark.usefixtures("quick_sessions")
 

@@ -17,9 +17,9 @@ from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
 from netfold.wire import roce
 from netfold.wire.jobs import Done, Halt, JobEndedEvent, Leave, RankLost
-from support.controller import BOUND, until
-from support.jobs import Code, restarted, rig, watching
-from support.recovery import all_resume, connections, lose, streams
+from support.control.controller import BOUND, until
+from support.control.jobs import Code, restarted, rig, watching
+from support.control.recovery import all_resume, connections, lose, streams
 
 pytestmark = pytest.mark.usefixtures("cleaned_at_once")
 

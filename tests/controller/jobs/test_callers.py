@@ -22,9 +22,9 @@ from netfold.fabric.graph import FabricError, Tenant
 from netfold.rpc import rpc, tokens
 from netfold.rpc.limits import RateLimit
 from netfold.wire import jobs, operator, paths, stalls
-from support.controller import BOUND
-from support.credentials import scopes, tenant, token_file
-from support.jobs import Code, Rig, rig
+from support.control.controller import BOUND
+from support.control.credentials import scopes, tenant, token_file
+from support.control.jobs import Code, Rig, rig
 
 CALLS: Final[dict[str, tuple[msgspec.Struct, set[str]]]] = {
     f"{operator.SERVICE}/Status": (operator.AskStatus(), {"operators", "jobs", "viewers"}),

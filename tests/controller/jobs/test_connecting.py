@@ -15,7 +15,7 @@ from netfold.wire.jobs import (
     NeighbourPairs,
     OwnPairs,
 )
-from support.connecting import (
+from support.control.connecting import (
     ALL_RC,
     FIRST_QP,
     MIXED,
@@ -29,9 +29,9 @@ from support.connecting import (
     rc_entries,
     refused,
 )
-from support.controller import run, until
-from support.jobs import Code, rig
-from support.recovery import streams
+from support.control.controller import run, until
+from support.control.jobs import Code, rig
+from support.control.recovery import streams
 
 pytestmark = pytest.mark.usefixtures("quick_sessions")
 

@@ -15,7 +15,7 @@ from netfold.wire.jobs import (
     JobEndedEvent,
     RankLost,
 )
-from support.connecting import (
+from support.control.connecting import (
     ALL_RC,
     MIXED,
     connect,
@@ -25,8 +25,8 @@ from support.connecting import (
     nics,
     refused,
 )
-from support.controller import until
-from support.jobs import Code
+from support.control.controller import until
+from support.control.jobs import Code
 
 pytestmark = pytest.mark.usefixtures("quick_sessions")
 

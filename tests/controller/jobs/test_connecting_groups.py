@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from netfold.controller.jobs import groups
-from netfold.fabric.slots import Sizes
+from netfold.fabric.folding.slots import Sizes
 from netfold.wire.jobs import Done, Halt, JobEndedEvent, Plan, RankLost, RankReport, Tell
-from support.connecting import (
+from support.control.connecting import (
     ALL_RC,
     MIXED,
     connect,
@@ -26,9 +26,9 @@ from support.connecting import (
     refused,
     resuming,
 )
-from support.controller import until
-from support.jobs import Code, Rig, of, restarted
-from support.recovery import lose, streams
+from support.control.controller import until
+from support.control.jobs import Code, Rig, of, restarted
+from support.control.recovery import lose, streams
 
 pytestmark = pytest.mark.usefixtures("quick_sessions")
 

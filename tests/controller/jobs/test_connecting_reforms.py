@@ -7,9 +7,9 @@ import asyncio
 from pathlib import Path
 
 from netfold.wire.jobs import Plan, RankLost, Reform, Reformed
-from support.connecting import FIRST_QP, connect, empty, folding, nics, rc_entries
-from support.controller import BOUND, until
-from support.jobs import Rig
+from support.control.connecting import FIRST_QP, connect, empty, folding, nics, rc_entries
+from support.control.controller import BOUND, until
+from support.control.jobs import Rig
 
 ELSEWHERE = FIRST_QP + 5000
 """The first queue pair of NICs in the next incarnation."""

@@ -21,7 +21,7 @@ from netfold.wire.jobs import (
     Halt,
     Plan,
 )
-from support.connecting import (
+from support.control.connecting import (
     ALL_RC,
     MIXED,
     connect,
@@ -32,9 +32,9 @@ from support.connecting import (
     rc_entries,
     resuming,
 )
-from support.controller import run, until
-from support.jobs import Code, Rig, Watcher
-from support.recovery import lose, restart, streams
+from support.control.controller import run, until
+from support.control.jobs import Code, Rig, Watcher
+from support.control.recovery import lose, restart, streams
 
 pytestmark = pytest.mark.usefixtures("quick_sessions")
 

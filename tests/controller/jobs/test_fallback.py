@@ -11,9 +11,9 @@ import pytest
 from netfold.controller.jobs import recovery
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
-from support.controller import until
-from support.jobs import Code, Rig, rig
-from support.recovery import lose, restart, resume, streams
+from support.control.controller import until
+from support.control.jobs import Code, Rig, rig
+from support.control.recovery import lose, restart, resume, streams
 
 pytestmark = pytest.mark.usefixtures("quick_sessions", "time_to_answer")
 

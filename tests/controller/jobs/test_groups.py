@@ -25,9 +25,9 @@ from netfold.wire.jobs import (
     Secret,
     Tell,
 )
-from support.controller import BOUND, until
-from support.jobs import Code, Rig, of, restarted, rig
-from support.recovery import resume
+from support.control.controller import BOUND, until
+from support.control.jobs import Code, Rig, of, restarted, rig
+from support.control.recovery import resume
 
 
 async def group(r: Rig, plans: Sequence[Plan], members: Sequence[int], number: int = 1) -> list[Plan]:

@@ -20,8 +20,8 @@ from netfold.wire.jobs import (
     RankReport,
 )
 from netfold.wire.operator import Punts
-from support.controller import BOUND, MemorySwitch, until
-from support.jobs import Code, rig
+from support.control.controller import BOUND, MemorySwitch, until
+from support.control.jobs import Code, rig
 
 
 async def test_the_last_leave_clears_the_switches(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import grpc
 import msgspec
 import pytest
 
-from netfold.fabric.slots import Sizes
+from netfold.fabric.folding.slots import Sizes
 from netfold.wire.jobs import (
     PROTOCOL,
 )
-from support.controller import until
-from support.jobs import Code, rig
+from support.control.controller import until
+from support.control.jobs import Code, rig
 
 
 async def test_the_ring_visits_leaf_by_leaf(tmp_path: Path) -> None:

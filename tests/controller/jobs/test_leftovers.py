@@ -9,9 +9,9 @@ import pytest
 
 from netfold.wire import roce
 from netfold.wire.jobs import Halt, Plan
-from support.controller import until
-from support.jobs import Rig, Watcher, rig
-from support.recovery import all_resume, connections, lose, restart
+from support.control.controller import until
+from support.control.jobs import Rig, Watcher, rig
+from support.control.recovery import all_resume, connections, lose, restart
 
 pytestmark = pytest.mark.usefixtures("quick_sessions")
 

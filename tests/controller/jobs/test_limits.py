@@ -16,9 +16,9 @@ from netfold.controller.jobs import callers, registry
 from netfold.rpc import rpc
 from netfold.wire.jobs import SERVICE, AskMissing, Done, RankReport
 from netfold.wire.operator import Status
-from support.controller import BOUND
-from support.credentials import scopes
-from support.jobs import Code, rig
+from support.control.controller import BOUND
+from support.control.credentials import scopes
+from support.control.jobs import Code, rig
 
 
 async def test_statuses_that_are_asked_for_at_once_are_read_from_the_switches_once_or_twice(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from netfold.wire.jobs import AllOpened, Opened, Plan
-from support.jobs import Code, Rig, rig
+from support.control.jobs import Code, Rig, rig
 
 
 def opened(plan: Plan, lacks: str = "") -> Opened:

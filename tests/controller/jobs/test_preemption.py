@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from netfold.controller.jobs import recovery
-from netfold.fabric.slots import Sizes
+from netfold.fabric.folding.slots import Sizes
 from netfold.rpc import tokens
 from netfold.wire.jobs import Halt, Plan
-from support.connecting import connect, join_all, nics
-from support.controller import BOUND, until
-from support.credentials import scopes, tenant
-from support.jobs import Rig, Watcher, rig
-from support.recovery import resume
+from support.control.connecting import connect, join_all, nics
+from support.control.controller import BOUND, until
+from support.control.credentials import scopes, tenant
+from support.control.jobs import Rig, Watcher, rig
+from support.control.recovery import resume
 
 SIZES = Sizes(data=512, agreement=512, quota=1024)
 """Each job has one tree and 1024 of the 16,384 slots of a leaf: jobs that come late have no less."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from netfold.controller import client
 from netfold.controller.jobs import reports
 from netfold.wire.jobs import Done, RankReport, Tell
-from support.jobs import rig
+from support.control.jobs import rig
 
 
 async def test_ranks_are_asked_while_somebody_looks(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from netfold.controller.jobs import quotas
 from netfold.fabric.graph import Tenant
 from netfold.rpc import tokens
 from netfold.wire.jobs import RailEnd, RankLost
-from support.controller import until
-from support.credentials import scopes, tenant
-from support.jobs import Code, rig
+from support.control.controller import until
+from support.control.credentials import scopes, tenant
+from support.control.jobs import Code, rig
 
 
 async def test_a_tenant_has_so_many_jobs_and_no_more(tmp_path: Path) -> None:

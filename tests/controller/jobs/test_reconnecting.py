@@ -13,8 +13,8 @@ import pytest
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
 from netfold.controller.switch.probe import SlotState
-from netfold.fabric import slots
-from netfold.fabric.pools import Exhausted
+from netfold.fabric.folding import slots
+from netfold.fabric.folding.pools import Exhausted
 from netfold.wire import roce
 from netfold.wire.jobs import (
     AskMissing,
@@ -22,7 +22,7 @@ from netfold.wire.jobs import (
     MissingContributions,
     Plan,
 )
-from support.connecting import (
+from support.control.connecting import (
     ALL_RC,
     FIRST_QP,
     MIXED,
@@ -35,9 +35,9 @@ from support.connecting import (
     refused,
     resuming,
 )
-from support.controller import run, until
-from support.jobs import Code, Rig
-from support.recovery import back_and_then, lose, restart, streams
+from support.control.controller import run, until
+from support.control.jobs import Code, Rig
+from support.control.recovery import back_and_then, lose, restart, streams
 
 pytestmark = pytest.mark.usefixtures("quick_sessions")
 

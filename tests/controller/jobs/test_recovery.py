@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netfold.controller.switch import fold_tables, tables
-from netfold.fabric import slots, trees
+from netfold.fabric.folding import slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.wire import roce
 from netfold.wire.jobs import Halt, RankLost
-from support.controller import BOUND, MemorySwitch, until
-from support.jobs import Code, rig
-from support.recovery import all_resume, back_and_then, connections, lose, restart, resume, streams
+from support.control.controller import BOUND, MemorySwitch, until
+from support.control.jobs import Code, rig
+from support.control.recovery import all_resume, back_and_then, connections, lose, restart, resume, streams
 
 pytestmark = pytest.mark.usefixtures("quick_sessions", "cleaned_at_once")
 

@@ -14,9 +14,9 @@ from netfold.controller.jobs import reforming
 from netfold.controller.jobs.job import Job
 from netfold.wire import roce
 from netfold.wire.jobs import Change, EvictedEvent, Plan, RankLost, Reform, Reformed, Secret
-from support.controller import BOUND, until
-from support.jobs import Code, Rig, restarted, rig
-from support.recovery import connections, streams
+from support.control.controller import BOUND, until
+from support.control.jobs import Code, Rig, restarted, rig
+from support.control.recovery import connections, streams
 
 
 def asks(plan: Plan, finished: int = 0, **changes: Any) -> Reform:

@@ -27,9 +27,9 @@ from netfold.wire.jobs import (
     Watch,
 )
 from netfold.wire.paths import Follow, Suspect
-from support.controller import BOUND
-from support.jobs import Code, Rig, rig
-from support.recovery import streams
+from support.control.controller import BOUND
+from support.control.jobs import Code, Rig, rig
+from support.control.recovery import streams
 
 REQUESTS: Final[dict[str, Any]] = {
     f"{jobs.SERVICE}/Leave": Leave("victim", 0, 0, "because"),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from netfold.controller.jobs.standstill import LATE, RECENT, Standstill
-from support.controller import until
-from support.jobs import rig
+from support.control.controller import until
+from support.control.jobs import rig
 
 
 async def test_a_standstill_is_noticed_by_whoever_looks_first() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from netfold.rpc import tokens
 from netfold.wire.jobs import Leave, Plan, RankLost, Resume, Watch
-from support.credentials import scopes, tenant
-from support.jobs import Code, Rig, restarted, rig
+from support.control.credentials import scopes, tenant
+from support.control.jobs import Code, Rig, restarted, rig
 
 
 def act_as(r: Rig, name: str) -> None:

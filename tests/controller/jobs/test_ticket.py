@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from netfold.controller.jobs import ticket
 from netfold.controller.jobs.ticket import Record, TicketError
-from netfold.fabric import trees
+from netfold.fabric.folding import trees
+from netfold.fabric.folding.slots import Allocator, RcEnd, sizes_of
 from netfold.fabric.generate import leafspine
-from netfold.fabric.slots import Allocator, RcEnd, sizes_of
 from netfold.wire.jobs import Join, Secret
 
 KEY = b"k" * 32

@@ -15,9 +15,9 @@ from netfold.controller.switch.entities import Entry
 from netfold.fabric.graph import ip_number
 from netfold.wire import roce
 from netfold.wire.jobs import AllOpened, Opened, Plan, Reform, Reformed, Watch
-from support.controller import until
-from support.jobs import Code, Rig, rig
-from support.recovery import lose, resume
+from support.control.controller import until
+from support.control.jobs import Code, Rig, rig
+from support.control.recovery import lose, resume
 
 PORTS = [roce.UDP_PORT, roce.UDP_PORTS[0], roce.UDP_PORTS[7], roce.UDP_PORTS[-1]]
 

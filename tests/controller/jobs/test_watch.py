@@ -16,8 +16,8 @@ import pytest
 
 from netfold.controller import client
 from netfold.wire.jobs import SERVICE, Done, JobEndedEvent, Leave, RankLeft, RankLost, Watch, Watching
-from support.controller import until
-from support.jobs import Code, rig, watching
+from support.control.controller import until
+from support.control.jobs import Code, rig, watching
 
 
 async def test_a_death_is_told_to_all_others(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from netfold.controller import client
 from netfold.controller.operations.events import LENGTH, LONGEST, EventLog
-from support.controller import until
-from support.jobs import rig
-from support.recovery import all_resume, lose
+from support.control.controller import until
+from support.control.jobs import rig
+from support.control.recovery import all_resume, lose
 
 
 def test_the_log_is_bounded_and_numbers_have_no_gaps() -> None:

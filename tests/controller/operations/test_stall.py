@@ -23,16 +23,16 @@ from netfold.controller.operations import stall
 from netfold.controller.switch import probe, switch
 from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.switch import SwitchError
-from netfold.fabric import slots, trees
+from netfold.fabric.folding import slots, trees
+from netfold.fabric.folding.trees import FEW_CHILDREN, MAX_CHILDREN
 from netfold.fabric.generate import leafspine
-from netfold.fabric.trees import FEW_CHILDREN, MAX_CHILDREN
 from netfold.plain_console import Terminal
 from netfold.rpc.rpc import Unreachable
 from netfold.wire import stalls
 from netfold.wire.jobs import AskMissing, MissingContributions
-from support.controller import BOUND, MemorySession, ScriptedServer, session
-from support.jobs import rig
-from support.slots import fold
+from support.control.controller import BOUND, MemorySession, ScriptedServer, session
+from support.control.jobs import rig
+from support.models.slots import fold
 
 EMPTY = SlotState(0, 0, False, False, 0)
 

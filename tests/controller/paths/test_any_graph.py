@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from netfold.controller.paths.steering import Steering
 from netfold.fabric.generate import parse
+from netfold.fabric.generate.graph_file import of_graph
 from netfold.fabric.graph import Fabric
-from netfold.fabric.graph_file import of_graph
 from netfold.wire.paths import tcp_ports
-from support import ways
-from support.graphs import any_fabrics
+from support.control import ways
+from support.fabrics.graphs import any_fabrics
 
 
 @settings(max_examples=40)

@@ -18,16 +18,16 @@ from netfold.controller import client
 from netfold.controller.paths import path_service
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
-from netfold.fabric import collectives
+from netfold.fabric.routing import collectives
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.path_client import ALL_TO_ALL, PlannedPaths
 from netfold.rpc import rpc
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
 from netfold.wire.paths import SERVICE, Follow, Noted, PathFlow, Paths, Suspect, tcp_ports
-from support.cables import Cables
-from support.jobs import Rig, rig
-from support.ways import next_ports
+from support.control.cables import Cables
+from support.control.jobs import Rig, rig
+from support.control.ways import next_ports
 
 SPINE1, SPINE2 = (roce.PATH_PORT + number for number in (1, 2))
 WAIT = 30.0

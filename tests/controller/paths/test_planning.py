@@ -18,14 +18,14 @@ from netfold.controller.jobs.job import Job
 from netfold.controller.paths import planning
 from netfold.controller.paths.planning import MAX_JOINT_FLOWS, PathPlanner, View
 from netfold.controller.paths.steering import Steering
-from netfold.fabric import collectives
-from netfold.fabric import paths as planners
 from netfold.fabric.generate import leafspine
+from netfold.fabric.routing import collectives
+from netfold.fabric.routing import paths as planners
 from netfold.rpc.rpc import Refusal
 from netfold.wire.jobs import Plan, Secret
 from netfold.wire.paths import SERVICE, Follow, PathFlow, Paths
-from support.controller import BOUND, run
-from support.jobs import Code, Rig, rig
+from support.control.controller import BOUND, run
+from support.control.jobs import Code, Rig, rig
 
 WORLD = 1023
 

@@ -17,7 +17,7 @@ from netfold.controller.switch.entities import State
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Up
 from netfold.wire.paths import tcp_ports
-from support.controller import BOUND, run, until
+from support.control.controller import BOUND, run, until
 
 FABRIC = leafspine(3, 2, 6)
 UPLINKS = (3, 4)

@@ -11,13 +11,13 @@ from netfold.controller.paths.steering import CLEAR_INTERVAL, SUSPECT_SECONDS, S
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
 from netfold.controller.switch.path_tables import Forwarding
-from netfold.fabric.clos import Clos, Path
 from netfold.fabric.generate import leafspine, threetier
 from netfold.fabric.graph import Fabric
+from netfold.fabric.routing.clos import Clos, Path
 from netfold.wire import roce
 from netfold.wire.paths import tcp_ports
-from support import ways
-from support.cables import link_between
+from support.control import ways
+from support.control.cables import link_between
 
 
 def path_over(steering: Steering, *switches: str) -> Path:

@@ -13,12 +13,12 @@ from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry, state
 from netfold.controller.switch.path_tables import RING
 from netfold.controller.switch.reconcile import diff
-from netfold.fabric import routes
 from netfold.fabric.generate import leafspine, parse, threetier
 from netfold.fabric.graph import Fabric
-from netfold.fabric.path_graph import PathError
+from netfold.fabric.routing import routes
+from netfold.fabric.routing.path_graph import PathError
 from netfold.wire.paths import tcp_ports
-from support import ways
+from support.control import ways
 
 FABRICS = [leafspine(3, 2, 6), leafspine(4, 4, 4), leafspine(5, 3, 10), threetier(2, 2, 2, 2, 4),
            threetier(3, 2, 2, 4, 6), threetier(2, 3, 3, 6, 6), parse("leafspine,3,2,6,uplinks=2:1")]

@@ -16,10 +16,10 @@ from netfold.controller.switch import fold_tables, path_tables, pipeline, probe,
 from netfold.controller.switch.codec import Codec
 from netfold.controller.switch.entities import Entity, Entry
 from netfold.controller.switch.pipeline import Pipeline, PipelineError
-from netfold.fabric import pools, slots, trees
+from netfold.fabric.folding import pools, slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import CPU_PORT
-from support.program import p4_defines
+from support.p4.program import p4_defines
 
 
 def test_a_missing_p4c_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.reconcile import Update
 from netfold.controller.switch.switch import NotPrimary, PacketIn, Session, SwitchError
 from softswitch.p4runtime import notices
-from support.controller import PIPELINE, ScriptedServer, session, tiny_p4info, until
+from support.control.controller import PIPELINE, ScriptedServer, session, tiny_p4info, until
 
 ENTRY = Entry("In.t", (("port", 5), ("dst", (0x0A000000, 8))), "In.go", (("where", 300),))
 

@@ -15,12 +15,12 @@ from netfold.cli import dryrun
 from netfold.controller.paths.steering import Steering
 from netfold.controller.switch import entities, fold_tables, reconcile, tables
 from netfold.controller.switch.entities import Entity, Entry, Multicast
-from netfold.fabric import slots
+from netfold.fabric.folding import slots
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric
 from netfold.wire import roce
-from support import ways
-from support.plans import admitted, allocator_of, fabrics_and_ranks
+from support.control import ways
+from support.fabrics.plans import admitted, allocator_of, fabrics_and_ranks
 
 KEY = ("ingress_port", "src", "dst", "sport", "queue_pair")
 """The fields by which a switch knows a connection."""

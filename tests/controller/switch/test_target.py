@@ -14,7 +14,7 @@ from netfold.controller.switch.entities import Entry, Multicast
 from netfold.controller.switch.reconcile import Update
 from netfold.controller.switch.switch import NotPrimary, SwitchError
 from netfold.controller.switch.target import DISPUTE, RETRY, STEADY, Target
-from support.controller import BOUND, MemorySession, MemorySwitch, until
+from support.control.controller import BOUND, MemorySession, MemorySwitch, until
 
 
 async def no_wait(_: float) -> None:

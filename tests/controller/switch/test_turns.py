@@ -10,7 +10,7 @@ from netfold.controller.switch.entities import Entry
 from netfold.controller.switch.reconcile import Update
 from netfold.controller.switch.target import Target
 from netfold.controller.switch.turns import Turns
-from support.controller import BOUND, MemorySwitch, until
+from support.control.controller import BOUND, MemorySwitch, until
 
 
 def routes(count: int, port: int) -> list[Entry]:

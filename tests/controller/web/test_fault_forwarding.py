@@ -21,8 +21,8 @@ from netfold.controller.web.faults import FaultForwarder
 from netfold.fabric.generate import leafspine
 from netfold.wire import faults as wire
 from netfold.wire.operator import Status
-from support.controller import BOUND
-from support.credentials import scopes
+from support.control.controller import BOUND
+from support.control.credentials import scopes
 
 KILL = {"kind": "kill", "target": "spine1", "seconds": 5}
 

@@ -18,8 +18,8 @@ import pytest
 from netfold.controller.web import answers, view
 from netfold.controller.web.serve import HEADERS
 from netfold.fabric.generate import leafspine
+from netfold.fabric.generate.grids import torus
 from netfold.fabric.graph import Fabric
-from netfold.fabric.grids import torus
 from netfold.wire import faults as wire
 from netfold.wire.operator import FabricEvent
 from switch_support import browser

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from netfold.controller.web import serve
-from support.controller import BOUND
-from support.jobs import rig
+from support.control.controller import BOUND
+from support.control.jobs import rig
 
 ANYWHERE = "127.0.0.1:0"
 REQUESTS = {

@@ -35,10 +35,10 @@ from netfold.rpc.rpc import CallRefused
 from netfold.wire.faults import KEY_VARIABLE
 from netfold.wire.jobs import Done, RankReport
 from netfold.wire.operator import Status
-from support.controller import BOUND, run, until
-from support.credentials import scopes
-from support.jobs import rig
-from support.recovery import all_resume, lose
+from support.control.controller import BOUND, run, until
+from support.control.credentials import scopes
+from support.control.jobs import rig
+from support.control.recovery import all_resume, lose
 
 ANYWHERE = "127.0.0.1:0"
 

@@ -26,7 +26,7 @@ from netfold.host.errors import (
 from netfold.host.innet.fold import FoldRail
 from netfold.testing import loopback_job, on_every_rank
 from netfold.wire import roce
-from support.host import impatient
+from support.hosts.host import impatient
 from switch_support.ports import wait_for
 
 

@@ -18,7 +18,7 @@ from netfold.host.operation.half_precision import narrow, widen
 from netfold.host.operation.reduction import REDUCE_OPS, ReduceOp
 from netfold.host.selection.peers import KNOWN
 from netfold.testing import loopback_job, on_every_rank
-from support.loopback_rails import loopback_rails
+from support.hosts.loopback_rails import loopback_rails
 
 WORLD = 4
 ALGORITHMS = [name for name in KNOWN if name != "auto"]

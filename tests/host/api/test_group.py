@@ -22,7 +22,7 @@ from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.measure import Measured
 from netfold.host.selection.peers import Peers
 from netfold.testing import MemoryFabric, loopback_job, on_every_rank
-from support.collectives import as_bfloat16, values
+from support.hosts.collectives import as_bfloat16, values
 
 SLOW = Measured(LinkCost(1e-4, 1e-8), 1.0)
 

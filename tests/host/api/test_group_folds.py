@@ -17,7 +17,7 @@ from netfold.host.api.group_folds import LEAST_BYTES, RETRY, GroupFolds
 from netfold.host.errors import Closed
 from netfold.host.operation.coding import Coding
 from netfold.host.selection import chooser
-from support.group_folds import SLOW, Switches, on_ranks
+from support.hosts.group_folds import SLOW, Switches, on_ranks
 
 LARGE = LEAST_BYTES // 4
 """Elements of the first reduction that is worth asking for trees."""

@@ -14,8 +14,8 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.collectives import ALLREDUCE
 from netfold.host.errors import RankMismatch
 from netfold.testing import loopback_job, on_every_rank
-from support.exact import expected, values_of
-from support.loopback_rails import loopback_rails
+from support.hosts.exact import expected, values_of
+from support.hosts.loopback_rails import loopback_rails
 
 
 def contributions(ranks: int, size: int, dtype: Any = np.float32) -> list[NDArray[Any]]:

@@ -20,7 +20,7 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.capi import calls, library
 from netfold.host.operation.reduction import NAMES
 from netfold.testing import loopback_job, on_every_rank
-from support.c_programs import compiled
+from support.hosts.c_programs import compiled
 
 pytestmark = pytest.mark.needs("libpython")
 RANKS = 3

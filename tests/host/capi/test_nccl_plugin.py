@@ -16,7 +16,7 @@ import pytest
 from netfold.host.api.communicator import Communicator
 from netfold.host.capi import calls, library
 from netfold.testing import loopback_job, subnet
-from support.c_programs import nccl_driver
+from support.hosts.c_programs import nccl_driver
 
 pytestmark = pytest.mark.needs("libpython")
 RANKS = 3

@@ -38,8 +38,8 @@ from netfold.host.operation.rail import RailStats
 from netfold.rpc.rpc import Unreachable
 from netfold.testing import subnet
 from netfold.wire.jobs import Done, Join, Plan, RankReport
-from support.controller import MemorySwitch
-from support.credentials import scopes
+from support.control.controller import MemorySwitch
+from support.control.credentials import scopes
 
 TIMEOUT = 120.0
 """Timeout of collectives in seconds, far longer than it takes to notice a death."""

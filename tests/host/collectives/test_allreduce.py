@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from netfold.fabric.ring import ring_order
+from netfold.fabric.placement.ring import ring_order
 from netfold.host.collectives import ALLREDUCE, double_binary_tree, flow, hierarchical, mesh2d, parameter_server, ring
 from netfold.host.collectives.byteps import byteps_shares
 from netfold.host.collectives.byteps import shares as byteps_layout
@@ -27,7 +27,7 @@ from netfold.host.operation.arrays import Flat, by_counts
 from netfold.host.operation.half_precision import narrow, storage, widen
 from netfold.host.operation.reduction import CARRIED, ReduceOp, Reduction, element_name
 from netfold.testing import MemoryFabric
-from support.collectives import expected, inputs, values
+from support.hosts.collectives import expected, inputs, values
 
 CALL = Call(1, "allreduce")
 SUM = Reduction("sum", "float32")

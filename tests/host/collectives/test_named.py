@@ -23,7 +23,7 @@ from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.measure import Measured
 from netfold.host.selection.peers import Peers
 from netfold.testing import MemoryFabric
-from support.collectives import expected, inputs, values
+from support.hosts.collectives import expected, inputs, values
 
 LINKS = Measured(LinkCost(1e-3, 1e-8), 1.0)
 SIZES = (0, 1, 33, 257)

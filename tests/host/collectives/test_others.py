@@ -27,7 +27,7 @@ from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.arrays import Flat, by_counts
 from netfold.host.operation.reduction import Reduction
 from netfold.testing import MemoryFabric
-from support.collectives import expected, inputs, values
+from support.hosts.collectives import expected, inputs, values
 
 CALL = Call(1, "test")
 SUM = Reduction("sum", "int64")

@@ -23,7 +23,7 @@ from netfold.host.errors import TransportError
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.reduction import Reduction
 from netfold.testing import MemoryFabric
-from support.collectives import values
+from support.hosts.collectives import values
 
 CALL = Call(1, "open")
 

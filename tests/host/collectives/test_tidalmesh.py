@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from netfold.fabric.grids import neighbours
+from netfold.fabric.generate.grids import neighbours
 from netfold.host.collectives import tidalmesh
 from netfold.host.collectives.flow import run
 from netfold.host.mesh.mesh import Mesh, Pending
@@ -17,7 +17,7 @@ from netfold.host.operation.reduction import CARRIED, Reduction
 from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.cost import tidalmesh as predicted
 from netfold.testing import MemoryFabric
-from support.collectives import expected, inputs, values
+from support.hosts.collectives import expected, inputs, values
 
 SHAPES = ((1, 2), (2, 1), (1, 5), (4, 1), (2, 2), (2, 3), (3, 2), (3, 3), (2, 5), (3, 4))
 

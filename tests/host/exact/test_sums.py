@@ -17,7 +17,7 @@ from netfold.host.exact.signature import WORDS, check, signature
 from netfold.host.exact.sums import reduce_exactly
 from netfold.host.operation.reduction import ReduceOp, Reduction
 from netfold.wire.jobs import MAX_WORLD
-from support.exact import FORMATS, expected, reduce_in_memory, values_of
+from support.hosts.exact import FORMATS, expected, reduce_in_memory, values_of
 
 SUMS: list[ReduceOp] = ["sum", "average"]
 DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": np.uint16}

@@ -15,9 +15,9 @@ import pytest
 from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.innet.slot_switch import Packet
 from netfold.wire import roce
-from support.shaped_links import RUN, ShapedLinks
-from support.slot_model import MICROSECOND, Call, Fabric, Layout, make_fabric, run
-from support.sources import retransmissions
+from support.models.shaped_links import RUN, ShapedLinks
+from support.models.slot_model import MICROSECOND, Call, Fabric, Layout, make_fabric, run
+from support.models.sources import retransmissions
 
 SLOW, FAST = 664_640, 33_232
 """Nanoseconds that a packet of path MTU 4096 takes at 50 Mb/s and at 1 Gb/s."""

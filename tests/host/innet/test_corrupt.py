@@ -21,8 +21,8 @@ from netfold.host.operation.coding import Coding
 from netfold.host.operation.rail import Op
 from netfold.testing import loopback_job, on_every_rank
 from netfold.wire import roce
-from support.rows import COLLECTIVES, Operation
-from support.slot_model import Call, TerribleNetwork, address, as_result, make_fabric, plan_trees, run
+from support.hosts.rows import COLLECTIVES, Operation
+from support.models.slot_model import Call, TerribleNetwork, address, as_result, make_fabric, plan_trees, run
 
 
 def spoiling(seed: int, loss: float) -> TerribleNetwork:

@@ -18,8 +18,8 @@ from netfold.host.innet.core import Core
 from netfold.host.native.library import Origin
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree
-from support.slot_model import SECOND, Call, TerribleNetwork, as_result, make_fabric, run
-from support.sources import integers
+from support.models.slot_model import SECOND, Call, TerribleNetwork, as_result, make_fabric, run
+from support.models.sources import integers
 
 
 @pytest.mark.parametrize(

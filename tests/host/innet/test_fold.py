@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from netfold.host.innet import native
 from netfold.host.innet.core import Core
 from netfold.host.native.library import Run
-from support.slot_model import (
+from support.models.slot_model import (
     MILLISECOND,
     SECOND,
     Call,
@@ -29,7 +29,7 @@ from support.slot_model import (
     plan_trees,
     run,
 )
-from support.sources import floats, integers
+from support.models.sources import floats, integers
 
 LAYOUTS: list[list[Layout]] = [[0], [0, 1], [0, 1, 2], [[0, 1], [2, 3]], [[0], [1, 2, 3]], [[[0, 1], [2]], [3, 4]]]
 

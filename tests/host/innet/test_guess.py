@@ -17,7 +17,7 @@ from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.innet.core import Core
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import RowsCollective, RowsRequest
-from support.slot_model import (
+from support.models.slot_model import (
     MILLISECOND,
     SECOND,
     Call,

@@ -32,7 +32,7 @@ from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.testing import loopback_job, on_every_rank, subnet
 from netfold.wire.jobs import MissingContributions, Peer, Plan, RankStream, RankTree
-from support.host import impatient, interrupted_by
+from support.hosts.host import impatient, interrupted_by
 from switch_support.ports import wait_for
 
 RAILS: list[RailName] = ["innet", "tcp"]

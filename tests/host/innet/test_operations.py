@@ -17,7 +17,7 @@ from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.innet.core import Core
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.rail import Op
-from support.slot_model import SECOND, Call, Layout, TerribleNetwork, count_ranks, make_fabric, run
+from support.models.slot_model import SECOND, Call, Layout, TerribleNetwork, count_ranks, make_fabric, run
 
 LAYOUTS: list[list[Layout]] = [[0], [0, 1, 2], [[0, 1], [2, 3]], [[[0, 1], [2]], [3, 4]]]
 layouts = st.sampled_from(LAYOUTS)

@@ -12,7 +12,7 @@ from netfold.host.innet.core import Core
 from netfold.host.innet.slot_switch import NO_LANES, Nak, Packet, parse
 from netfold.host.native.library import Origin
 from netfold.wire import roce
-from support.slot_model import MICROSECOND, address, as_result, plan_trees
+from support.models.slot_model import MICROSECOND, address, as_result, plan_trees
 
 SENT = 5
 """Packets of the operation."""

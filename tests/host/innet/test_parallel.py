@@ -24,7 +24,7 @@ from netfold.host.selection import chooser
 from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.measure import Measured
 from netfold.testing import loopback, loopback_job, on_every_rank, subnet
-from support.host import impatient, interrupted_by
+from support.hosts.host import impatient, interrupted_by
 
 
 @pytest.fixture

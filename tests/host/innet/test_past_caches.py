@@ -10,7 +10,7 @@ from netfold.host.innet.core import Core, result_origin
 from netfold.host.operation.coding import Coding
 from netfold.host.operation.rail import Flat, Op
 from netfold.wire.jobs import RankStream, RankTree
-from support.slot_model import as_result
+from support.models.slot_model import as_result
 
 SIZE = (1 << 20) + 777
 """Elements: more bytes than NF_LARGE (native/fold_state.h), and the last packet not full."""

@@ -23,7 +23,7 @@ from netfold.host.innet.fold import FoldRail
 from netfold.host.operation import conversion
 from netfold.host.tracing.flight import Flight
 from netfold.testing import LoopbackSwitch, loopback, loopback_job, on_every_rank
-from support.host import impatient, interrupted_by
+from support.hosts.host import impatient, interrupted_by
 
 FEW = 10
 """Calls of Python's functions that a repeated allreduce may take; one that is looked at anew takes 25 and more."""

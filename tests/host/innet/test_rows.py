@@ -20,8 +20,8 @@ from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import RowsCollective, RowsRequest
 from netfold.wire import roce
-from support.rows import COLLECTIVES, NOTHING, Operation
-from support.slot_model import (
+from support.hosts.rows import COLLECTIVES, NOTHING, Operation
+from support.models.slot_model import (
     MICROSECOND,
     MILLISECOND,
     SECOND,

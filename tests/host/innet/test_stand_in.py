@@ -33,8 +33,8 @@ from netfold.host.native.library import Origin
 from netfold.host.operation.request import RowsCollective
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree
-from support.rows import COLLECTIVES, Operation
-from support.slot_model import MILLISECOND, as_result
+from support.hosts.rows import COLLECTIVES, Operation
+from support.models.slot_model import MILLISECOND, as_result
 
 SLOTS = 16
 KINDS = (AGREEMENT, DATA)

@@ -17,8 +17,8 @@ from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.innet.core import Core, Credits
 from netfold.host.innet.slot_switch import Packet, parse
 from netfold.host.native.library import Origin, Run
-from support.slot_model import MICROSECOND, MILLISECOND, SECOND, Call, TerribleNetwork, fold, make_fabric, run
-from support.sources import floats, integers, retransmissions
+from support.models.slot_model import MICROSECOND, MILLISECOND, SECOND, Call, TerribleNetwork, fold, make_fabric, run
+from support.models.sources import floats, integers, retransmissions
 
 
 def test_a_late_rank_does_not_cause_a_storm() -> None:

@@ -14,8 +14,8 @@ import pytest
 from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.innet.slot_switch import Nak, Packet
 from netfold.host.native.library import Run
-from support.slot_model import MICROSECOND, MILLISECOND, SECOND, Call, Fabric, TerribleNetwork, make_fabric, run
-from support.sources import integers, retransmissions
+from support.models.slot_model import MICROSECOND, MILLISECOND, SECOND, Call, Fabric, TerribleNetwork, make_fabric, run
+from support.models.sources import integers, retransmissions
 
 PACKETS = 40
 MIDDLE, LAST = 10, PACKETS - 1

@@ -20,8 +20,8 @@ from netfold.host.innet import parallel
 from netfold.host.innet.saturating import SaturatingSum
 from netfold.testing import combine, loopback_job, on_every_rank
 from netfold.wire import roce
-from support.host import impatient
-from support.rows import cut, tensors
+from support.hosts.host import impatient
+from support.hosts.rows import cut, tensors
 
 LOW, HIGH = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 FLOAT = np.finfo(np.float32)

@@ -19,7 +19,7 @@ from netfold.host.native.library import Origin, Run
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree
 from support import needs
-from support.slot_model import as_result, check_icrc, ip_packet
+from support.models.slot_model import as_result, check_icrc, ip_packet
 
 HEADER = Path(__file__).resolve().parents[3] / "host/native/roce.h"
 SOURCE = "10.1.2.3"
@@ -157,7 +157,7 @@ def test_scapy_builds_the_same_packet() -> None:
     scapy = pytest.importorskip("scapy.all", reason=needs.reason("scapy"))
     from scapy.contrib.roce import BTH
 
-    from support.scapy_roce import RETH
+    from support.models.scapy_roce import RETH
 
     run = sum_runs(256 * 3)[0]
     for ip_id, packet in enumerate(run.packets()):

@@ -23,8 +23,8 @@ from netfold.host.operation.arrays import Flat
 from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan
 from netfold.wire.paths import PathPiece, Paths, Reach, tcp_ports
-from support.collectives import TcpRanks, allreduce, expected, inputs, values
-from support.planned import LONG, PORTS, check_swapped, on_plan, pattern, planned, swap
+from support.hosts.collectives import TcpRanks, allreduce, expected, inputs, values
+from support.hosts.planned import LONG, PORTS, check_swapped, on_plan, pattern, planned, swap
 
 
 @pytest.mark.parametrize("ranks", [2, 5])

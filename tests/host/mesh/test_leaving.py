@@ -9,7 +9,7 @@ import numpy as np
 
 from netfold.host.errors import PeerLost
 from netfold.host.mesh.mesh import Call, Mesh
-from support.collectives import TcpRanks, allreduce, values
+from support.hosts.collectives import TcpRanks, allreduce, values
 
 
 def test_a_rank_that_leaves_in_order_says_so() -> None:

@@ -14,7 +14,7 @@ from netfold.host.collectives import ALLREDUCE
 from netfold.host.errors import CollectiveTimeout, PeerLost
 from netfold.host.mesh.memory import Killed, MemoryFabric
 from netfold.host.mesh.mesh import Call, Mesh
-from support.collectives import allreduce, expected, inputs, values
+from support.hosts.collectives import allreduce, expected, inputs, values
 
 
 @pytest.mark.parametrize("name", sorted(ALLREDUCE))

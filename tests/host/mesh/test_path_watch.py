@@ -13,8 +13,8 @@ from netfold.host.mesh import path_watch
 from netfold.host.mesh.path_watch import ANSWER_SECONDS, DEAD_SECONDS, LOOK_SECONDS, Condition, PathWatch, condition_of
 from netfold.host.mesh.sockets import path_of, unacknowledged
 from netfold.host.mesh.tcp import TcpMesh
-from support.collectives import allreduce, values
-from support.planned import PORTS, Plans, check_swapped, on_plan, planned, swap
+from support.hosts.collectives import allreduce, values
+from support.hosts.planned import PORTS, Plans, check_swapped, on_plan, planned, swap
 
 SILENT = Condition(in_flight=True, repeats=True, acknowledged=100, sent_again=2, patience=0.0)
 

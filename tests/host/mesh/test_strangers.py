@@ -28,8 +28,8 @@ from netfold.host.mesh.sockets import listen
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.mesh.unproven import HANDSHAKE_SECONDS, SPARE
 from netfold.wire.jobs import Peer, Plan, Secret
-from support.collectives import TcpRanks, allreduce, values
-from support.handshakes import mesh_identity, prove
+from support.hosts.collectives import TcpRanks, allreduce, values
+from support.hosts.handshakes import mesh_identity, prove
 
 
 def knock(mesh: TcpMesh, timeout: float = 30.0) -> socket.socket:

@@ -27,8 +27,8 @@ from netfold.host.mesh.mesh import Call, Mesh, Subset
 from netfold.host.mesh.sockets import listen
 from netfold.host.operation.arrays import Flat
 from netfold.testing import MemoryFabric
-from support.collectives import TcpRanks, allreduce, expected, inputs, values
-from support.handshakes import mesh_identity, prove
+from support.hosts.collectives import TcpRanks, allreduce, expected, inputs, values
+from support.hosts.handshakes import mesh_identity, prove
 
 
 @pytest.mark.parametrize("ranks", [2, 5, 8])

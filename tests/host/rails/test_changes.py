@@ -21,7 +21,7 @@ from netfold.host.rails import joining
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.open_rail import OpenRail
 from netfold.wire.jobs import Plan
-from support.controlled_planes import Controlled, Killed, at_once, controlled_job, controlled_planes
+from support.hosts.controlled_planes import Controlled, Killed, at_once, controlled_job, controlled_planes
 
 pytestmark = pytest.mark.timeout(150)
 PATIENCE = 10.0

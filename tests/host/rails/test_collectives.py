@@ -23,7 +23,7 @@ from netfold.host.rails.rail_peers import SHORT_BYTES, RailPeers
 from netfold.host.rails.shares import Figure
 from netfold.host.selection.peers import Peers
 from netfold.testing import on_every_rank
-from support.loopback_rails import loopback_rails
+from support.hosts.loopback_rails import loopback_rails
 
 pytestmark = pytest.mark.timeout(120)
 WORLD = 3
@@ -316,7 +316,7 @@ def test_a_rail_that_dies_while_it_folds_rows_leaves_its_part_to_the_mesh_of_ano
     """One rank loses the switches in its second part, before or after it: what some rank lacks is done again between
     the hosts of the other plane, from what was there before."""
     monkeypatch.setattr("netfold.host.rails.striping.LEAST_CHUNK", 64 << 10)
-    monkeypatch.setattr("support.loopback_rails.STALL", "1")
+    monkeypatch.setattr("support.hosts.loopback_rails.STALL", "1")
     with loopback_rails(["innet", "tcp"], WORLD) as comms:
         even(comms)
         assert comms[1].rails is not None

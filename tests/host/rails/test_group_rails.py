@@ -22,8 +22,8 @@ from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.open_rail import OpenRail
 from netfold.testing import on_every_rank
 from netfold.wire.jobs import Peer, Plan, Secret
-from support.group_jobs import GroupJobs
-from support.loopback_rails import loopback_planes
+from support.hosts.group_jobs import GroupJobs
+from support.hosts.loopback_rails import loopback_planes
 
 WORLD = 4
 MEMBERS = (3, 0, 1)

@@ -16,7 +16,7 @@ from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails.missing_ranks import MissingRankDetector
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind, RankState
-from support.rails import FakeChannels, Plane, Ranks, on_ranks
+from support.hosts.rails import FakeChannels, Plane, Ranks, on_ranks
 
 pytestmark = pytest.mark.timeout(60)
 SIZES = [1000, 1_500_000]

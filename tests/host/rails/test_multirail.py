@@ -19,8 +19,8 @@ from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind
 from netfold.host.rails.shares import Figure
 from netfold.testing import on_every_rank
-from support.loopback_rails import loopback_planes
-from support.rails import Death, Plane, Ranks, on_ranks
+from support.hosts.loopback_rails import loopback_planes
+from support.hosts.rails import Death, Plane, Ranks, on_ranks
 from switch_support.ports import wait_for
 
 pytestmark = pytest.mark.timeout(120)

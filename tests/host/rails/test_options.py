@@ -23,7 +23,7 @@ from netfold.host.opening.planes import RailSpec
 from netfold.host.rails import open_rail
 from netfold.host.rails.shares import Figure
 from netfold.testing import on_every_rank
-from support.loopback_rails import loopback_planes, loopback_rails
+from support.hosts.loopback_rails import loopback_planes, loopback_rails
 
 pytestmark = pytest.mark.timeout(120)
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -18,7 +18,7 @@ from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.rail_set import RailSet
 from netfold.host.rails.shares import LONG_BYTES, WINDOW, Estimate, Figure
 from netfold.host.selection.cost import RailCost
-from support.rails import Plane, RankClock, Ranks
+from support.hosts.rails import Plane, RankClock, Ranks
 
 RAILS = [RailCost(0.0005, 2e7), RailCost(0.0008, 1e7)]
 UNKNOWN = [Figure(0.0, None)] * len(RAILS)

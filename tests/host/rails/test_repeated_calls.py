@@ -19,8 +19,8 @@ from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails.brief_calls import BriefCalls
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.shares import Figure, RailShares, Split
-from support.loopback_rails import loopback_rails
-from support.rails import Death, FakeRail, Plane, Ranks
+from support.hosts.loopback_rails import loopback_rails
+from support.hosts.rails import Death, FakeRail, Plane, Ranks
 
 pytestmark = pytest.mark.timeout(120)
 FIGURES = [Figure(0.001, 1e8), Figure(0.002, 1e8)]

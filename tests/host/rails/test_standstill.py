@@ -12,8 +12,8 @@ from netfold.host.errors import NetFoldError, PeerLost, RailDown
 from netfold.host.rails.missing_ranks import MissingRankDetector
 from netfold.host.rails.rail_set import STALL_SECONDS, RailSet, RankLabel
 from netfold.host.rails.rank_state import MAX_LOOK_GAP, AgreementOutcome, Question, QuestionKind, RankState
-from support.rails import FakeChannels, Plane
-from support.rails import FakeRail as Fake
+from support.hosts.rails import FakeChannels, Plane
+from support.hosts.rails import FakeRail as Fake
 
 TIMEOUT = 10.0
 EVERY = 0.01

@@ -14,8 +14,8 @@ from netfold.host.errors import TransportError
 from netfold.host.opening.planes import Plane, RailSpec
 from netfold.host.rails.shares import Figure
 from netfold.testing import on_every_rank
-from support.loopback_rails import LoopbackPlanes, loopback_planes, loopback_rails
-from support.verbs_jobs import VerbsJobs, fake_devices
+from support.hosts.loopback_rails import LoopbackPlanes, loopback_planes, loopback_rails
+from support.hosts.verbs_jobs import VerbsJobs, fake_devices
 from switch_support.ports import wait_for
 
 pytestmark = [pytest.mark.needs("verbs"), pytest.mark.timeout(120)]

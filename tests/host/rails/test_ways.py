@@ -19,7 +19,7 @@ from netfold.host.rails.striping import Stripe, StripeThreads
 from netfold.host.rails.ways import AGAIN_INTERVAL, TRIALS, Ways
 from netfold.host.selection.cost import RailCost
 from netfold.host.selection.peers import Peers
-from support.rails import FakeRail, Plane, Ranks
+from support.hosts.rails import FakeRail, Plane, Ranks
 
 pytestmark = pytest.mark.timeout(120)
 AGREED = [Figure(0.001, 1e8)] * 2

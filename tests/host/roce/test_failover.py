@@ -16,8 +16,8 @@ from netfold.host.roce.failover import GRACE_NS, PathFailover
 from netfold.host.roce.native import ANSWERED, STALLED, Connection, Endpoint
 from netfold.wire.paths import Paths, Reach
 from netfold.wire.roce import Opcode
-from support.roce import PORT, Datagram, Wires, Writer, address, some_bytes
-from support.slot_model import MICROSECOND, MILLISECOND, TerribleNetwork
+from support.models.roce import PORT, Datagram, Wires, Writer, address, some_bytes
+from support.models.slot_model import MICROSECOND, MILLISECOND, TerribleNetwork
 
 
 class Leaf:

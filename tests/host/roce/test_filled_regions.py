@@ -24,8 +24,8 @@ from netfold.host.roce.native import (
     EndpointIo,
 )
 from netfold.host.roce.sockets import open_endpoint
-from support.roce import Bytes, Wires, address, connect, some_bytes
-from support.slot_model import MICROSECOND, TerribleNetwork
+from support.models.roce import Bytes, Wires, address, connect, some_bytes
+from support.models.slot_model import MICROSECOND, TerribleNetwork
 from switch_support.ports import wait_for
 
 HOSTS = "127.77.1.1", "127.77.1.2"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.sanitized import host_engine
+from support.hostile.sanitized import host_engine
 from switch_support import fuzz
 
 

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from netfold.host.native.library import NEVER, Origin
 from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Endpoint
-from support.roce import PORT, address, connect
-from support.slot_model import MICROSECOND, SECOND
+from support.models.roce import PORT, address, connect
+from support.models.slot_model import MICROSECOND, SECOND
 
 ROOM = 1 << 18
 MTU = 256

@@ -35,8 +35,8 @@ from netfold.host.selection.peers import Peers
 from netfold.testing import LoopbackSwitch, subnet
 from netfold.wire import roce
 from netfold.wire.jobs import MAX_WORLD, Peer, Plan
-from support.collectives import TcpRanks, expected, inputs, values
-from support.roce_ranks import RoceRanks
+from support.hosts.collectives import TcpRanks, expected, inputs, values
+from support.hosts.roce_ranks import RoceRanks
 
 SUM = Reduction("sum", "float32")
 def lose(sock: socket.socket, share: float) -> None:

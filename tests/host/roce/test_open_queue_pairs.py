@@ -19,9 +19,9 @@ from netfold.host.opening.open_mesh import OPEN_PAIRS_VARIABLE, open_mesh
 from netfold.host.roce.native import Endpoint
 from netfold.host.roce.queue_pairs import MAX_OPEN
 from netfold.wire.jobs import Peer, Plan
-from support.roce import Wires, Writer, address, connect, some_bytes
-from support.roce_ranks import RoceRanks
-from support.slot_model import MICROSECOND, TerribleNetwork
+from support.hosts.roce_ranks import RoceRanks
+from support.models.roce import Wires, Writer, address, connect, some_bytes
+from support.models.slot_model import MICROSECOND, TerribleNetwork
 
 Burst = list[tuple[int, int, int]]
 """Messages that are posted at once, as (queue pair, writer, bytes)."""

@@ -11,8 +11,8 @@ import pytest
 
 from netfold.host.roce.native import STALLED, Endpoint
 from netfold.wire.roce import Opcode
-from support.roce import PORT, Datagram, Wires, Writer, address, connect, some_bytes
-from support.slot_model import MICROSECOND, MILLISECOND, TerribleNetwork
+from support.models.roce import PORT, Datagram, Wires, Writer, address, connect, some_bytes
+from support.models.slot_model import MICROSECOND, MILLISECOND, TerribleNetwork
 
 BLAMED, BLAMED_ALONE = 50 * MILLISECOND, 110 * MILLISECOND
 """Nanoseconds: twice NF_RC_ASK, and NF_RC_STALL_ALONE, of native/rc.h."""

@@ -16,8 +16,8 @@ from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Connection, Endpoint
 from netfold.wire import roce
 from netfold.wire.roce import Opcode
 from support import needs
-from support.roce import PORT, Wires, Writer, address, connect, some_bytes
-from support.slot_model import MICROSECOND, TerribleNetwork
+from support.models.roce import PORT, Wires, Writer, address, connect, some_bytes
+from support.models.slot_model import MICROSECOND, TerribleNetwork
 
 
 def pair_of(
@@ -283,7 +283,7 @@ def test_scapy_dissects_what_leaves() -> None:
     scapy = pytest.importorskip("scapy.all", reason=needs.reason("scapy"))
     from scapy.contrib.roce import AETH, BTH
 
-    from support.scapy_roce import RETH
+    from support.models.scapy_roce import RETH
 
     wires = pair_of(loss=0.05, seed=2)
     writer = Writer(wires, 0, 1, 0, messages(12, [50 * 1024, 700]))

@@ -14,13 +14,13 @@ import pytest
 from netfold.controller.jobs.job import Job
 from netfold.controller.paths.path_service import PathService
 from netfold.controller.paths.steering import Steering
-from netfold.fabric import collectives
+from netfold.fabric.folding.trees import Tree
 from netfold.fabric.generate import leafspine
-from netfold.fabric.trees import Tree
+from netfold.fabric.routing import collectives
 from netfold.host.mesh.source_ports import SourcePorts
 from netfold.wire import roce
 from netfold.wire.paths import Follow, Paths
-from support.controller import run
+from support.control.controller import run
 
 LEAVES = SPINES = 16
 WORLD = 256

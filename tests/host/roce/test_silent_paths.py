@@ -11,8 +11,8 @@ from netfold.host.native.library import Origin
 from netfold.host.roce.native import STALLED, Endpoint
 from netfold.wire import roce
 from netfold.wire.roce import Opcode
-from support.roce import PORT, Datagram, Wires, Writer, address, connect, some_bytes
-from support.slot_model import MICROSECOND, MILLISECOND, TerribleNetwork
+from support.models.roce import PORT, Datagram, Wires, Writer, address, connect, some_bytes
+from support.models.slot_model import MICROSECOND, MILLISECOND, TerribleNetwork
 
 OTHER = PORT + 5
 """The source port of the other path."""

@@ -32,7 +32,7 @@ from netfold.host.selection import cost
 from netfold.host.selection.choice import Setting, choose, predict
 from netfold.host.selection.cost import LinkCost, RailCost
 from netfold.testing import MemoryFabric
-from support.collectives import values
+from support.hosts.collectives import values
 
 SUM = Reduction("sum", "float32")
 LINK = LinkCost(alpha=1e-3, beta=1e-6)

@@ -28,7 +28,7 @@ from netfold.host.selection.measure import (
     time_algorithms,
 )
 from netfold.testing import MemoryFabric, loopback_job, on_every_rank
-from support.collectives import values
+from support.hosts.collectives import values
 
 LINK = LinkCost(1e-4, 1e-9)
 SMALL, LARGE = 1000, 500_000

@@ -21,7 +21,7 @@ from netfold.host.staging.copies import Copies, TensorParts  # noqa: E402
 from netfold.host.staging.device import Cpu  # noqa: E402
 from netfold.host.staging.device_step import InsideParts  # noqa: E402
 from netfold.host.staging.pool import LEAST  # noqa: E402
-from support.late_device import LateDevice, LateEvent  # noqa: E402
+from support.devices.late_device import LateDevice, LateEvent  # noqa: E402
 
 SECONDS = 20.0
 """More than anything here takes."""

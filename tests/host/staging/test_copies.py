@@ -23,7 +23,7 @@ from netfold.host.staging import pool as pools  # noqa: E402
 from netfold.host.staging.copies import Copies, Staging, TensorParts  # noqa: E402
 from netfold.host.staging.pool import LEAST, Pool  # noqa: E402
 from netfold.host.torch.reducer import Reducer  # noqa: E402
-from support.late_device import LateDevice, LateEvent  # noqa: E402
+from support.devices.late_device import LateDevice, LateEvent  # noqa: E402
 
 RANKS = 2
 STREAMS = 2

@@ -19,7 +19,7 @@ from netfold.host.staging import device as devices  # noqa: E402
 from netfold.host.staging import flags as module  # noqa: E402
 from netfold.host.staging.device import Accelerator, tried  # noqa: E402
 from netfold.host.staging.flags import CUDA, HIP, Driver, DriverFlags, flags_of  # noqa: E402
-from support.late_device import LateDevice, LateFlags, LateStream  # noqa: E402
+from support.devices.late_device import LateDevice, LateFlags, LateStream  # noqa: E402
 
 X86 = "x86_64"
 

@@ -23,7 +23,7 @@ from netfold.host.staging.copies import Staging  # noqa: E402
 from netfold.host.staging.lanes import NarrowLanes  # noqa: E402
 from netfold.host.staging.narrow_parts import NarrowParts  # noqa: E402
 from netfold.host.torch.reducer import Reducer  # noqa: E402
-from support.late_device import LateDevice  # noqa: E402
+from support.devices.late_device import LateDevice  # noqa: E402
 
 RANKS = 2
 

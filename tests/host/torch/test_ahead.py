@@ -24,7 +24,7 @@ from netfold.host.staging import device as devices  # noqa: E402
 from netfold.host.staging.copies import Staging  # noqa: E402
 from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
 from netfold.torch import Options, join  # noqa: E402
-from support.late_device import LateDevice  # noqa: E402
+from support.devices.late_device import LateDevice  # noqa: E402
 
 SECONDS = 30.0
 """More than anything here takes."""

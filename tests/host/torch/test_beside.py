@@ -32,7 +32,7 @@ from netfold.host.torch.beside import (  # noqa: E402
 from netfold.host.torch.join import join  # noqa: E402
 from netfold.host.torch.reducer import PendingCollective, Reducer  # noqa: E402
 from netfold.torch import Options  # noqa: E402
-from support.torch import loopback_jobs, torchrun  # noqa: E402
+from support.hosts.torch import loopback_jobs, torchrun  # noqa: E402
 
 WORLD = 3
 SHARD = 4 * PART_BYTES // (4 * WORLD)

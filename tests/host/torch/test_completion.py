@@ -19,7 +19,7 @@ from torch.futures import Future  # noqa: E402
 from netfold.host.torch.completion import StartedOperation, Threads  # noqa: E402
 from netfold.host.torch.reducer import Reducer  # noqa: E402
 from netfold.testing import loopback_job  # noqa: E402
-from support.messengers import SOON, messengers  # noqa: E402
+from support.hosts.messengers import SOON, messengers  # noqa: E402
 
 DEPTH = 5
 """Callbacks that wait inside each other."""

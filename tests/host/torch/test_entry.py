@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.snippets import ROOT
+from support.docs.snippets import ROOT
 
 pytest.importorskip("torch")
 

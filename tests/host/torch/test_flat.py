@@ -21,7 +21,7 @@ from netfold.host.torch import flat  # noqa: E402
 from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
 from netfold.host.torch.tensors import as_array  # noqa: E402
 from netfold.testing import loopback_job, on_every_rank  # noqa: E402
-from support.late_device import LateDevice  # noqa: E402
+from support.devices.late_device import LateDevice  # noqa: E402
 
 RANKS = 2
 OPS = dist.ReduceOp

@@ -21,8 +21,8 @@ pytest.importorskip("torch", reason=needs.reason("torch"))
 
 from netfold.host.torch import launch, renamed
 from netfold.testing import subnet
-from support.topo import in_sandbox
-from support.torch import loopback_jobs, torchrun
+from support.hosts.torch import loopback_jobs, torchrun
+from support.sandboxes.topo import in_sandbox
 
 PROGRAM = Path(__file__).parents[2] / "support" / "ranks" / "rank_lightning.py"
 RANKS = 2

@@ -27,8 +27,8 @@ from netfold.host.staging.copies import Staging  # noqa: E402
 from netfold.host.torch import inside_group, reducer  # noqa: E402
 from netfold.host.torch.inside_group import ProcessGroup, inside_from_environment  # noqa: E402
 from netfold.host.torch.reducer import Reducer  # noqa: E402
-from support.late_device import LateDevice  # noqa: E402
-from support.late_group import LateGroup  # noqa: E402
+from support.devices.late_device import LateDevice  # noqa: E402
+from support.devices.late_group import LateGroup  # noqa: E402
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32)
 ROW = 4096

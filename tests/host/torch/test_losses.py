@@ -19,7 +19,7 @@ from support import needs
 
 torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
-from support.torch import start  # noqa: E402
+from support.hosts.torch import start  # noqa: E402
 
 RANKS: Final = Path(__file__).resolve().parents[2] / "support" / "ranks"
 BOUND: Final = 120.0

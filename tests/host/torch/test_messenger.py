@@ -20,7 +20,7 @@ pytest.importorskip("torch", reason=needs.reason("torch"))
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
 from netfold.host.operation.arrays import Flat, as_held
 from netfold.host.torch.messenger import Messenger, TensorMessage
-from support.messengers import SOON, messengers
+from support.hosts.messengers import SOON, messengers
 
 
 def send(one: Messenger, values: Flat, peer: int, tag: int = 0) -> TensorMessage:

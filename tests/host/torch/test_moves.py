@@ -15,7 +15,7 @@ from support import needs
 
 pytest.importorskip("torch", reason=needs.reason("torch"))
 
-from support.torch import loopback_jobs, torchrun
+from support.hosts.torch import loopback_jobs, torchrun
 
 pytestmark = pytest.mark.slow
 RANKS = 4

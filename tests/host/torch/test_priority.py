@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from support import needs
-from support.host import impatient
+from support.hosts.host import impatient
 
 torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 

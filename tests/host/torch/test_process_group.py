@@ -33,7 +33,7 @@ from netfold.host.torch.tensors import as_array, reduces  # noqa: E402
 from netfold.host.torch.work import TorchWork  # noqa: E402
 from netfold.testing import loopback_job, on_every_rank, subnet  # noqa: E402
 from netfold.torch import NetfoldState, Options  # noqa: E402
-from support.torch import LoopbackJobs, loopback_jobs, torchrun  # noqa: E402
+from support.hosts.torch import LoopbackJobs, loopback_jobs, torchrun  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 RANKS = 4

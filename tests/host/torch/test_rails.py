@@ -11,11 +11,11 @@ import pytest
 
 from support import RANKS as PROGRAMS
 from support import needs
-from support.loopback_rails import loopback_planes
+from support.hosts.loopback_rails import loopback_planes
 
 pytest.importorskip("torch", reason=needs.reason("torch"))
 
-from support.torch import torchrun
+from support.hosts.torch import torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 RANKS = 2

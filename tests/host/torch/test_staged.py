@@ -29,7 +29,7 @@ from netfold.host.torch.ahead import RunAhead  # noqa: E402
 from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
 from netfold.testing import loopback_job, on_every_rank  # noqa: E402
 from netfold.torch import DistributedOptimizer, NetfoldState, PriorityOptimizer  # noqa: E402
-from support.late_device import LateDevice  # noqa: E402
+from support.devices.late_device import LateDevice  # noqa: E402
 
 RANKS = 3
 OPS = dist.ReduceOp

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 pytest.importorskip("torch", reason=needs.reason("torch"))
 
-from support.torch import start  # noqa: E402
+from support.hosts.torch import start  # noqa: E402
 
 RANKS: Final = 3
 SECONDS: Final = 280

@@ -26,7 +26,7 @@ from netfold.host.tracing.flight import Flight
 from netfold.host.tracing.timeline import timeline_from_environment
 from netfold.testing import loopback_job, on_every_rank
 from netfold.wire.flight import Dump, OperationRecord
-from support.host import impatient
+from support.hosts.host import impatient
 from switch_support.ports import wait_for
 
 

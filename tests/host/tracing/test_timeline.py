@@ -19,8 +19,8 @@ from netfold.host.tracing import timeline
 from netfold.host.tracing.spans import SPANS
 from netfold.host.tracing.timeline import Timeline
 from netfold.testing import loopback_job, on_every_rank
-from support.timeline import read
-from support.timeline import rows as rows_of
+from support.hosts.timeline import read
+from support.hosts.timeline import rows as rows_of
 
 Trace = dict[str, Any]
 

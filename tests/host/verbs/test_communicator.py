@@ -22,9 +22,10 @@ from netfold.host.errors import Aborted, NetFoldError, RankMismatch
 from netfold.rpc.rpc import Code, Refusal
 from netfold.testing import on_every_rank, subnet
 from netfold.wire.jobs import Connect, Connected
-from support import combinations, needs
-from support.torch import loopback_jobs
-from support.verbs_jobs import VerbsJobs, fake_devices
+from support import needs
+from support.docs import combinations
+from support.hosts.torch import loopback_jobs
+from support.hosts.verbs_jobs import VerbsJobs, fake_devices
 
 pytestmark = [pytest.mark.needs("verbs"), pytest.mark.timeout(120)]
 WORLD = 3

@@ -27,9 +27,9 @@ from netfold.host.verbs import devices
 from netfold.host.verbs.devices import RocePort
 from netfold.testing import on_every_rank, subnet
 from netfold.wire.jobs import Peer, Plan, Secret
-from support import combinations
-from support.torch import loopback_jobs
-from support.verbs_jobs import VerbsJobs, fake_devices
+from support.docs import combinations
+from support.hosts.torch import loopback_jobs
+from support.hosts.verbs_jobs import VerbsJobs, fake_devices
 
 pytestmark = [pytest.mark.needs("verbs"), pytest.mark.timeout(120)]
 WORLD = 4

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rail "verbs" over a libibverbs in which switches fold whole messages (support/verbs.py)."""
+"""The rail "verbs" over a libibverbs in which switches fold whole messages (support/hosts/verbs.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from netfold.host.innet.core import Core
 from netfold.host.operation.coding import Coding
 from netfold.host.operation.reduction import Reduction
 from netfold.host.verbs import native
-from support.verbs import MTU_1024, fake, request, verbs_job, wait_until
+from support.hosts.verbs import MTU_1024, fake, request, verbs_job, wait_until
 
 pytestmark = [pytest.mark.needs("verbs"), pytest.mark.timeout(120)]
 

@@ -16,8 +16,8 @@ from msgspec import structs
 
 from netfold.host.errors import RankMismatch
 from netfold.host.operation.coding import Coding
-from support.rows import COLLECTIVES, Operation
-from support.verbs import VerbsJob, request, verbs_job
+from support.hosts.rows import COLLECTIVES, Operation
+from support.hosts.verbs import VerbsJob, request, verbs_job
 
 pytestmark = [pytest.mark.needs("verbs"), pytest.mark.timeout(240)]
 WORLD = 3

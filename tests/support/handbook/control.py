@@ -23,16 +23,18 @@ from netfold.controller.switch.reconcile import Update
 from netfold.controller.switch.switch import NotPrimary, SwitchError
 from netfold.controller.web.answers import Answers, BadRequest, Sources
 from netfold.fabric import file as fabric_file
-from netfold.fabric import paths, placement, pools, slots, trees
+from netfold.fabric.folding import pools, slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError
-from netfold.fabric.path_graph import PathError
+from netfold.fabric.placement import placement
+from netfold.fabric.routing import paths
+from netfold.fabric.routing.path_graph import PathError
 from netfold.rpc import certificates, rpc, tokens
 from netfold.wire.jobs import Secret
 from netfold.wire.operator import Status
-from support.controller import MemorySwitch, ScriptedServer, session
+from support.control.controller import MemorySwitch, ScriptedServer, session
+from support.control.jobs import rig
 from support.handbook.scenes import scene
-from support.jobs import rig
 
 RUN = Path("/run/netfold")
 """Where the switches of a fabric listen that nobody starts."""

@@ -22,7 +22,7 @@ from netfold.host.native import sockets
 from netfold.testing import loopback_job, on_every_rank
 from netfold.wire.jobs import EvictedEvent, JobEndedEvent, Peer, Plan, RankLost
 from support.handbook.scenes import raise_the, scene
-from support.rails import Death, Plane, Ranks
+from support.hosts.rails import Death, Plane, Ranks
 
 
 @scene(errors.JoinRefused)

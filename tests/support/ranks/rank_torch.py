@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import netfold.torch
 from netfold.torch import NetfoldState, Options, netfold_hook
-from support.host import impatient
+from support.hosts.host import impatient
 
 ALL = ("torch_cnn", "torch_lm")
 STEPS, LONG = 6, 60

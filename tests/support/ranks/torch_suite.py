@@ -38,7 +38,7 @@ from torch.testing._internal import common_distributed as common  # noqa: E402
 
 import netfold.torch  # noqa: E402
 from netfold.testing import subnet  # noqa: E402
-from support.torch import loopback_jobs  # noqa: E402
+from support.hosts.torch import loopback_jobs  # noqa: E402
 
 
 def needs_gpus(*args: Any, **kwargs: Any) -> Any:

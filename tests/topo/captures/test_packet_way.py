@@ -15,7 +15,7 @@ from netfold.topo.faults.board import FaultRefused
 from netfold.wire import roce
 from netfold.wire.faults import RecordedPacket, RecordPacket, TapLink
 from netfold.wire.operator import QueuePairUse
-from support.slot_model import ip_packet
+from support.models.slot_model import ip_packet
 
 TAPS = [TapLink(f"leaf{leaf}:{port}", far, None) for leaf, port, far in [
     (1, 1, "h1:0"), (1, 2, "h2:0"), (1, 3, "spine1:1"), (2, 1, "h3:0"), (2, 2, "h4:0"), (2, 3, "spine1:2")]]

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from netfold.cli.app import app
 from netfold.fabric.generate import parse
 from netfold.fabric.graph import FabricError
-from netfold.fabric.machine_list import ListedMachine
+from netfold.fabric.placement.machine_list import ListedMachine
 from netfold.topo.machines.agent import check, far_sockets, sockets_of
 from netfold.topo.machines.description import Description, describe, link_mtu, needed_mtu
 from netfold.topo.machines.fleet import SEATS, Seat, launcher_of, seats_beside

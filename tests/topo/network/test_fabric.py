@@ -20,7 +20,7 @@ from netfold.topo.network import mininet_path, rundir, sandbox
 from netfold.topo.network.mininet_path import MininetFinder, MininetMissing
 from netfold.topo.processes.failures import SwitchFailed
 from support import needs
-from support.topo import in_sandbox
+from support.sandboxes.topo import in_sandbox
 
 mininet = pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Communicators over several real rails in one process: each plane has loopback addresses, a switch in plain Python and
+a job service of its own."""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+from netfold.host.api.communicator import Communicator
+from netfold.host.opening.planes import Kind, Plane, RailSpec
+from netfold.host.rails.joining import STALL_VARIABLE
+from netfold.testing import LoopbackSwitch, subnet
+from support.hosts.group_jobs import GroupJobs
+from support.hosts.torch import LoopbackJobs, loopback_jobs
+from support.hosts.verbs_jobs import VerbsJobs
+
+NAMES = "abcdef"
+STALL = "5"
+
+
+class LoopbackPlanes:
+    """Planes of so many ranks.
+
+    jobs   the job service of each
+    specs  by rank: its rails
+    """
+
+    def __init__(self, kinds: Sequence[Kind], world: int, stack: ExitStack, *, groups: bool = False) -> None:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        self.world = world
+        self.jobs: list[LoopbackJobs] = []
+        self.specs: list[list[RailSpec]] = [[] for _ in range(world)]
+        for kind, name in zip(kinds, NAMES, strict=False):
+            net, where = subnet(), f"unix:{folder}/{name}"
+            addresses = [f"{net}.{rank + 1}" for rank in range(world)]
+            make: Callable[[LoopbackSwitch, int], LoopbackJobs] | None = VerbsJobs if kind == "verbs" else None
+            if groups and kind == "innet":
+                make = functools.partial(GroupJobs, net=net)
+            self.jobs.append(stack.enter_context(loopback_jobs(f"{net}.200", addresses, where, make)))
+            for rank, address in enumerate(addresses):
+                self.specs[rank].append(RailSpec(kind, Plane(address, where), f"{kind}@{name}"))
+
+    def join(self, **settings: Any) -> list[Communicator]:
+        """All ranks' communicators, by rank; the caller closes them.  A rail is silent for seconds before it is given
+        up, so that a busy machine is no fault."""
+        with mock.patch.dict(os.environ, {STALL_VARIABLE: STALL}), ThreadPoolExecutor(self.world) as pool:
+            made = [
+                pool.submit(Communicator.join, "rails", rank, self.world, rails=self.specs[rank], **settings)
+                for rank in range(self.world)
+            ]
+        return [future.result() for future in made]
+
+
+@contextmanager
+def loopback_planes(kinds: Sequence[Kind], world: int, *, groups: bool = False) -> Iterator[LoopbackPlanes]:
+    """Planes for rails of these kinds, whose switches and services end with the context.
+
+    groups  one group of the ranks may fold, too
+    """
+    with ExitStack() as stack:
+        planes = LoopbackPlanes(kinds, world, stack, groups=groups)
+        yield planes
+        for jobs in planes.jobs:
+            if isinstance(jobs, GroupJobs):
+                jobs.close()
+
+
+@contextmanager
+def loopback_rails(
+    kinds: Sequence[Kind], world: int, *, groups: bool = False, **settings: Any
+) -> Iterator[list[Communicator]]:
+    """The communicators of all ranks over rails of these kinds; ``groups`` as of ``loopback_planes``, ``settings`` of
+    ``Communicator.join``."""
+    with loopback_planes(kinds, world, groups=groups) as planes, ThreadPoolExecutor(world) as pool:
+        comms = planes.join(**settings)
+        try:
+            yield comms
+        finally:
+            list(pool.map(lambda comm: comm.close(), comms))

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fork servers for sandboxes (topo/processes/fork_server.py).
+
+They are forked from processes of the worker that have imported everything.
+
+    worker --> warm process --fork--> goes into a sandbox --fork--> fork server there --fork--> switch or rank
+
+Each sandbox is new, and so are its fork servers, which would import all again, for a second of processor time a test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from netfold.topo.network import switches
+from netfold.topo.processes import forked_program, forks, ranks
+from netfold.topo.processes.forks import ChildProcess, Forked
+from support.sandboxes import warm_process
+from support.sandboxes.warm_process import KINDS
+
+IMPORTED: Final = {
+    ranks.FORKS.modules: (*forked_program.JOINING, "netfold.host.api.several_rails", "netfold.host.innet.parallel",
+                          "numpy", "netfold.topo.processes.rank_program"),
+    switches.FORKS.modules: switches.FORKS.modules,
+}
+"""What processes import for each kind of fork servers, by what those are to import."""
+
+
+class Warm:
+    """The warm processes of a worker, which end with it."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[str, ...], socket.socket] = {}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        for modules, imported in IMPORTED.items():
+            self._lines[modules], theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._processes.append(subprocess.Popen(
+                    [sys.executable, warm_process.__file__, str(theirs.fileno()), *imported], stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()], env={**os.environ, **ranks.SETTINGS}, start_new_session=True,
+                ))
+
+    def close(self) -> None:
+        """End them."""
+        for line in self._lines.values():
+            line.close()
+        for process in self._processes:
+            process.wait(forks.STOP_SECONDS)
+
+    def serve_here(self) -> None:
+        """From now on, fork servers of this process, which is in a sandbox, come from here."""
+        forks.launch = self._launch
+
+    def _launch(self, modules: Sequence[str], environment: Mapping[str, str]) -> tuple[socket.socket, ChildProcess]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        given = [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in KINDS]
+        with theirs, open(os.memfd_create("request"), "wb", buffering=0) as text:
+            text.write(json.dumps([os.getcwd(), {**os.environ, **environment}]).encode())
+            socket.send_fds(self._lines[tuple(modules)], [b"!"], [text.fileno(), theirs.fileno(), *given])
+        for file in given:
+            os.close(file)
+        ours.settimeout(forks.START_SECONDS)
+        pid = int(ours.recv(64))
+        ours.settimeout(None)
+        return ours, Forked(pid, socket.socketpair()[0], ["fork server"])
