@@ -31,7 +31,7 @@ import pytest
 from netfold.host.errors import CollectiveTimeout
 from support.sandboxes.topo import in_sandbox, undisturbed
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.slow]
 RIGHT = np.arange(4)
 
 

@@ -11,6 +11,8 @@ from netfold.testing import on_every_rank
 from support import needs
 from support.docs import combinations
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", combinations.COLUMNS)
 def test_the_page_says_what_carries_each_call(name: str) -> None:

@@ -11,6 +11,8 @@ import pytest
 from support import needs
 from support.handbook import all_scenes, page
 
+pytestmark = pytest.mark.slow
+
 
 def test_every_exception_has_an_entry_or_becomes_one_that_has() -> None:
     """A new exception without a remedy in its docstring, and one that is gone, are told."""

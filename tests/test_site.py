@@ -18,7 +18,7 @@ import netfold.mpi
 import netfold.testing
 from support import needs
 
-pytestmark = pytest.mark.needs("mkdocs")
+pytestmark = [pytest.mark.needs("mkdocs"), pytest.mark.slow]
 ROOT = Path(__file__).resolve().parent.parent
 
 

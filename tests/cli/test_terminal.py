@@ -14,6 +14,8 @@ import pytest
 from netfold import terminal
 from support.demo import a_report
 
+pytestmark = pytest.mark.slow
+
 LONG = "a fabric whose name is longer than any terminal is wide " * 8
 SHOWN = f"""
 import dataclasses, msgspec

@@ -23,6 +23,8 @@ pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.topo.network.net import Network
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = snippets.snippets()
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 

@@ -26,6 +26,8 @@ from netfold.host.mesh.sockets import listen
 from netfold.host.tracing.flight import Flight
 from netfold.testing import loopback_job, on_every_rank, subnet
 
+pytestmark = pytest.mark.slow
+
 HOST = Path(__file__).resolve().parents[2] / "host"
 OWN = np.full(4, 1000, np.float32)
 """The array that the child would add."""

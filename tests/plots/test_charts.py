@@ -12,6 +12,8 @@ import pytest
 
 from netfold.plots.charts import BarChart, LineChart, PlotsMissing, bar_charts, line_charts
 
+pytestmark = pytest.mark.slow
+
 SPACE = "{http://www.w3.org/2000/svg}"
 
 

@@ -13,6 +13,8 @@ import pytest
 from netfold.plots import charts, layout, style
 from netfold.plots.charts import BarChart, GridChart, LineChart, Whisker
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.text import Text

@@ -28,6 +28,8 @@ from netfold.sim.ethereal.results import ROWS
 from netfold.sim.sweeps.sweep import EngineError, engine, sweep
 from support import needs
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"collectives": ["halving-doubling"], "models": [], "sizes": [1, 2], "schemes": ["netfold", "spray", "ecmp"]}
 
 
@@ -77,7 +79,6 @@ def test_without_matplotlib_the_data_are_written_and_the_extra_is_named(tmp_path
 
 
 @pytest.mark.usefixtures("small", "undrawn")
-@pytest.mark.slow
 def test_equal_seeds_give_equal_rows(tmp_path: Path) -> None:
     """Two runs with the same seed give the same rows."""
     rows = []
@@ -243,7 +244,6 @@ def test_several_links_break_the_papers_first(tmp_path: Path) -> None:
     assert all(row["time"] for row in rows if row["scheme"] == "netfold")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("small", "undrawn")
 def test_a_run_that_was_ended_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is simulated twice, and the results are those of a run in one go; other settings are not mixed in."""
@@ -279,7 +279,6 @@ def test_without_joblib_the_sweep_says_that_it_runs_alone(monkeypatch: pytest.Mo
         list(sweep(_square, [2], jobs=2))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_short_form_has_a_pipeline_and_every_state(tmp_path: Path) -> None:
     """`netfold sim ethereal --short` simulates 64 hosts, a collective and a training step in three dimensions."""

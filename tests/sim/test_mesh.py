@@ -27,6 +27,8 @@ from netfold.sim.collectives.mesh import ALGORITHMS, Grid, flows_of, runs_on, si
 from netfold.sim.workloads.mesh_schedule import Line, MeshMessage, Order, allreduce, ring, tide
 from netfold.sim.workloads.workload import Workload
 
+pytestmark = pytest.mark.slow
+
 SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 5)).filter(lambda shape: shape[0] * shape[1] > 1)
 
 

@@ -11,6 +11,8 @@ from netfold.sim.netreduce import training
 from netfold.sim.netreduce.training import GpuCluster, allreduce_seconds, between, buckets, step
 from netfold.sim.workloads.trained_nets import NETWORKS, Layer, TrainedNet
 
+pytestmark = pytest.mark.slow
+
 PARAMETERS = {"AlexNet": 61_100_840, "VGG-16": 138_357_544, "ResNet-50": 25_557_032, "BERT-base": 109_482_240,
               "BERT-large": 335_141_888}
 """As torchvision and Hugging Face's transformers count them."""

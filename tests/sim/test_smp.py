@@ -16,6 +16,8 @@ from netfold.cli.common import CANNOT
 from netfold.sim.collectives.smp import SmpPoint, simulate_smp, threshold, times
 from netfold.sim.workloads.smp_workload import ALGORITHMS, MessageLatency, crossings, with_latency
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name.startswith("smp")])
 def test_only_first_ranks_of_machines_use_the_network(name: str) -> None:

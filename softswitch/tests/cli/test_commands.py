@@ -21,6 +21,8 @@ from google.protobuf import text_format
 from switch_support.client import Client
 from switch_support.p4 import basic
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT = 60
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from softswitch.compiler import confined, device_config
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 #include <core.p4>
 #include <v1model.p4>
@@ -97,7 +99,6 @@ def test_a_bomb_is_refused_by_name(bomb: str) -> None:
     assert type(refused.value) is confined.NotCompiled
 
 
-@pytest.mark.slow
 def test_what_the_compiler_does_not_see_ends_by_the_kernels_limits() -> None:
     """Processor time, time on the wall and memory; the message says which of them."""
     slow = program(TOP=doubling(60, "typedef tuple<bit<8>, bit<8>> t0;", "typedef tuple<t{last}, t{last}> t{this};"),

@@ -26,6 +26,8 @@ from switch_support.client import INSERT, MODIFY, TIMEOUT, Client, code_of
 from switch_support.ports import wait_for
 from switch_support.switch import probe_builder, probe_config, probe_p4info
 
+pytestmark = pytest.mark.slow
+
 COUNTER = p4r.Entity(counter_entry=p4r.CounterEntry(counter_id=0x12000001, index=p4r.Index(index=0)))
 EVERYTHING = p4r.Entity(table_entry=p4r.TableEntry())
 CROWD = MAX_STREAMS + 40
@@ -94,7 +96,6 @@ def test_calls_without_a_request_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
             crowd.close()
 
 
-@pytest.mark.slow
 def test_readers_that_do_not_read_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads of far more than fits on the way, of which nothing is taken: the primary goes on, and they end."""
     monkeypatch.setattr(admission, "ANSWER_WITHIN", 1.0)

@@ -24,6 +24,8 @@ from netfold.wire import faults as wire
 from netfold.wire.operator import FabricEvent
 from switch_support import browser
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = '<img src="x" onerror="document.title=1"><script>document.title=2</script>'
 FABRIC = leafspine(2, 2, 4, rate="1gbit")
 

@@ -18,7 +18,7 @@ from netfold.host.capi import calls, library
 from netfold.testing import loopback_job, subnet
 from support.hosts.c_programs import nccl_driver
 
-pytestmark = pytest.mark.needs("libpython")
+pytestmark = [pytest.mark.needs("libpython"), pytest.mark.slow]
 RANKS = 3
 
 

@@ -22,6 +22,8 @@ from netfold.testing import LoopbackSwitch, loopback, loopback_job, on_every_ran
 from netfold.wire import roce
 from netfold.wire.jobs import Plan, RankTree
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 30.0
 """Seconds within which all ranks must have stopped."""
 WHY = "spine1 is down, and no trees in its place"

@@ -20,6 +20,8 @@ from netfold.host.native.library import Origin, Run
 from support.models.slot_model import MICROSECOND, MILLISECOND, SECOND, Call, TerribleNetwork, fold, make_fabric, run
 from support.models.sources import floats, integers, retransmissions
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_late_rank_does_not_cause_a_storm() -> None:
     """Ranks that wait 2 s for another probe with single packets, with back-off, and resend nothing once it comes."""
@@ -66,7 +68,6 @@ def test_without_loss_nothing_is_sent_twice() -> None:
         assert sum(core.state(t, k).counters.sent for t in (0, 1) for k in (AGREEMENT, DATA)) == 196 + 2 + 1
 
 
-@pytest.mark.slow
 def test_one_percent_loss_is_repaired_without_waiting_for_timers() -> None:
     """Fast retransmit repairs a long stream: 1 % loss costs less than 1.3 times, timers only at its end."""
     times = []
@@ -82,7 +83,6 @@ def test_one_percent_loss_is_repaired_without_waiting_for_timers() -> None:
     assert times[1] < 1.3 * times[0], times
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("slots", "bound"), [(64, 8.0), (2048, 2.2)])
 def test_five_percent_loss_on_every_link_slows_but_does_not_stall(slots: int, bound: float) -> None:
     """Lost retransmissions are repaired within round trips: no sequence of timeouts, no storm of retransmissions."""

@@ -21,6 +21,8 @@ from netfold.wire.jobs import RankStream, RankTree
 from support import needs
 from support.models.slot_model import as_result, check_icrc, ip_packet
 
+pytestmark = pytest.mark.slow
+
 HEADER = Path(__file__).resolve().parents[3] / "host/native/roce.h"
 SOURCE = "10.1.2.3"
 SUM_QP, MAX_QP = 0x123450, 0x654320

@@ -23,7 +23,7 @@ from netfold.host.rails.open_rail import OpenRail
 from netfold.wire.jobs import Plan
 from support.hosts.controlled_planes import Controlled, Killed, at_once, controlled_job, controlled_planes
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.timeout(150), pytest.mark.slow]
 PATIENCE = 10.0
 LONG = 200_000
 

@@ -25,7 +25,7 @@ from netfold.host.selection.peers import Peers
 from netfold.testing import on_every_rank
 from support.hosts.loopback_rails import loopback_rails
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 WORLD = 3
 
 

@@ -25,6 +25,8 @@ from netfold.wire.jobs import Peer, Plan, Secret
 from support.hosts.group_jobs import GroupJobs
 from support.hosts.loopback_rails import loopback_planes
 
+pytestmark = pytest.mark.slow
+
 WORLD = 4
 MEMBERS = (3, 0, 1)
 LONG = 300_000

@@ -23,7 +23,7 @@ from support.hosts.loopback_rails import loopback_planes
 from support.hosts.rails import Death, Plane, Ranks, on_ranks
 from switch_support.ports import wait_for
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 LONG = 1_500_000
 """Elements of a call that is split over the rails; one of 1000 is not."""
 

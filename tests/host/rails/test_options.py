@@ -25,7 +25,7 @@ from netfold.host.rails.shares import Figure
 from netfold.testing import on_every_rank
 from support.hosts.loopback_rails import loopback_planes, loopback_rails
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 REPOSITORY = Path(__file__).resolve().parents[3]
 ASIDE = {"cls", "self", "job", "rank", "world", "array"}
 """Parameters that are no options."""

@@ -18,7 +18,7 @@ from support.hosts.loopback_rails import LoopbackPlanes, loopback_planes, loopba
 from support.hosts.verbs_jobs import VerbsJobs, fake_devices
 from switch_support.ports import wait_for
 
-pytestmark = [pytest.mark.needs("verbs"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.needs("verbs"), pytest.mark.timeout(120), pytest.mark.slow]
 WORLD = 3
 LONG = 200_000
 """Elements of a call that is split."""

@@ -14,6 +14,8 @@ from netfold.wire.roce import Opcode
 from support.models.roce import PORT, Datagram, Wires, Writer, address, connect, some_bytes
 from support.models.slot_model import MICROSECOND, MILLISECOND, TerribleNetwork
 
+pytestmark = pytest.mark.slow
+
 OTHER = PORT + 5
 """The source port of the other path."""
 ASK = 25 * MILLISECOND

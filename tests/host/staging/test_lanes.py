@@ -14,6 +14,8 @@ from netfold.host.innet import quantise
 from netfold.host.innet.native import library
 from support import needs
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
 from netfold.host.staging.lanes import BLOCK, NarrowLanes, blocks_of, scales_of  # noqa: E402

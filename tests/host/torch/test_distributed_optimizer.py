@@ -10,6 +10,8 @@ import pytest
 
 from support import needs
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
 from torch import nn  # noqa: E402

@@ -18,6 +18,8 @@ from netfold.host.selection.cost import LinkCost
 from netfold.testing import loopback_job, on_every_rank
 from support import needs
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
 from netfold.host.collectives.shared_memory import SharedRows  # noqa: E402

@@ -12,6 +12,8 @@ import pytest
 from support import needs
 from support.hosts.host import impatient
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
 from torch import nn  # noqa: E402

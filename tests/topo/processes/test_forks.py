@@ -24,7 +24,7 @@ SOFTSWITCH = str(Path(sys.prefix) / "bin" / "softswitch")
 SECONDS = 60.0
 """Seconds within which a process must end."""
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 
 
 @pytest.fixture
