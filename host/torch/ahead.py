@@ -83,8 +83,6 @@ class RunAhead:
         if pending.staged is None or (chain := pending.staged.chain) is None:
             return
         pending.heard = self.hear
-        pending.when_done(lambda: self._ended(what, pending))
-        pending.when_done(pending.staged.drop)  # the device goes on with NaN once the error is known
         try:
             chain.give()
         except BaseException as error:
@@ -92,6 +90,10 @@ class RunAhead:
                                               f"copies back: {error}"))
             self.hear()
             raise
+        finally:
+            # only now: where it has failed already they run here, and drop waits for a word that ``give`` lets come
+            pending.when_done(lambda: self._ended(what, pending))
+            pending.when_done(pending.staged.drop)  # the device goes on with NaN once the error is known
 
     def check(self) -> None:
         """Raises the error of an operation that the program has gone on without."""

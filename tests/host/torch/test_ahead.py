@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from netfold.host.api.communicator import Communicator
-from netfold.host.errors import CollectiveTimeout, NetFoldError
+from netfold.host.errors import CollectiveTimeout, NetFoldError, RanksChanged
 from netfold.testing import loopback_job, on_every_rank
 from support import needs
 
@@ -24,6 +24,7 @@ from netfold.host.staging import device as devices  # noqa: E402
 from netfold.host.staging.copies import Staging  # noqa: E402
 from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
 from netfold.torch import Options, join  # noqa: E402
+from support.devices import late_device  # noqa: E402
 from support.devices.late_device import LateDevice  # noqa: E402
 
 SECONDS = 30.0
@@ -247,6 +248,37 @@ def test_a_device_that_takes_no_copies_ends_the_communicator() -> None:
         group.abort()
 
     on_two(rank, closed=False)
+
+
+def test_an_operation_that_fails_before_the_device_has_its_copies_holds_up_nobody() -> None:
+    """The ranks may change between the call of an operation and its copies: the caller goes on, with NaN."""
+
+    def rank(group: NetfoldGroup, device: LateDevice) -> None:
+        tensor, ahead, ready = torch.ones(3), group._reducer.ahead, threading.Event()
+        begun = ahead.begun
+
+        def begun_late(what: str, pending: Any) -> None:
+            ended = threading.Event()
+            pending.when_done(ended.set)
+            ready.set()
+            assert ended.wait(SECONDS)
+            begun(what, pending)
+
+        def change() -> None:
+            assert ready.wait(SECONDS)
+            raise RanksChanged("a rank is gone", None)
+
+        ahead.begun = begun_late  # type: ignore[method-assign]
+        group.communicator.later(change, "what is before it")
+        work = group.allreduce([tensor])
+        assert all(value != value for value in read(device, tensor))
+        with pytest.raises(RanksChanged, match="a rank is gone"):
+            work.wait()
+        group.abort()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(late_device, "PATIENCE", 2.0)
+        on_two(rank, closed=False)
 
 
 def test_the_log_names_what_the_host_waits_for(caplog: pytest.LogCaptureFixture) -> None:
