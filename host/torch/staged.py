@@ -67,10 +67,9 @@ def staged(roles: Roles) -> Callable[[Method], Method]:
             token = _copies.set(copies)
             try:
                 if roles in ("in place", "outputs, inputs"):
+                    ahead.prepare(kind, copies, fills)  # first: the communicator's thread may be idle
                     self.communicator.later(lambda: _arrive(self.communicator, copies), f"{kind}, copying out")
                 swapped = [copies.swap(one) for one in second]
-                if roles in ("in place", "outputs, inputs"):
-                    ahead.prepare(kind, copies, fills)
                 work = how(self, copies.swap(first), *swapped, *args[len(swapped) :], **kwargs)
             except BaseException:
                 copies.withdraw()
