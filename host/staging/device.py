@@ -95,7 +95,7 @@ class Accelerator:
     def __init__(self, place: torch.device) -> None:
         self._place = place
         self._module = torch.get_device_module(place)
-        self._pool = Pool(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, pin_memory=True))
+        self._pool = Pool(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True))
         self._flags: StreamFlags | None = None
         self._trying = threading.Lock()
         self.by_host = HostCopies()
@@ -159,7 +159,7 @@ class Cpu:
     place = torch.device("cpu")
 
     def __init__(self) -> None:
-        self.pool = Pool(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
+        self.pool = Pool(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, device="cpu"))
         self.by_host = HostCopies()
 
     def current(self) -> Cpu:

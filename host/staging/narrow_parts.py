@@ -78,7 +78,7 @@ class NarrowParts(Staged):
         self._blocks = -(-self._flat.numel() // BLOCK)
         self._words: list[Words] = []
         """Words that hold a buffer."""
-        self._scales = torch.empty(0)
+        self._scales = torch.empty(0, device="cpu")
         for used in (self._flat, self._residual):
             for stream in () if used is None else (lane.out, lane.late, lane.back):
                 lane.device.hold(used, stream)

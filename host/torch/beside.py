@@ -101,7 +101,7 @@ def joinable_gather(
     def gather() -> None:
         joined = False
         try:
-            into = as_bytes(torch.empty(into_it.shape, dtype=into_it.dtype) if away else into_it)
+            into = as_bytes(torch.empty(into_it.shape, dtype=into_it.dtype, device="cpu") if away else into_it)
             joined = comm.all_gather_to_join(as_bytes(mine), into, following.known)
             if away:
                 into_it.copy_(as_tensor(into, into_it))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +22,7 @@ torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 from netfold.host.staging import copies  # noqa: E402
 from netfold.host.staging import pool as pools  # noqa: E402
 from netfold.host.staging.copies import Copies, Staging, TensorParts  # noqa: E402
+from netfold.host.staging.device import Accelerator, Cpu  # noqa: E402
 from netfold.host.staging.pool import LEAST, Pool  # noqa: E402
 from netfold.host.torch.reducer import Reducer  # noqa: E402
 from support.devices.late_device import LateDevice, LateEvent  # noqa: E402
@@ -233,6 +235,23 @@ def test_buffers_are_used_again_once_their_copies_are_done() -> None:
         pool.give(large, event())
         device.run(stream)
         assert pool.take(8 * LEAST) is not large
+
+
+def test_memory_of_the_host_is_the_hosts_whatever_device_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``torch.set_default_device`` says where the program's tensors are, not where their copies are."""
+    empty = torch.empty
+
+    def unpinned(*size: int, pin_memory: bool = False, **how: Any) -> torch.Tensor:
+        return empty(*size, **how)
+
+    monkeypatch.setattr(torch, "get_device_module", lambda place: None)
+    with torch.device("meta"):
+        assert empty(0).is_meta
+        monkeypatch.setattr(torch, "empty", unpinned)
+        for device in (Cpu(), Accelerator(torch.device("cuda:0"))):
+            buffer = device.pool.take(1)
+            assert buffer is not None
+            assert buffer.device.type == "cpu"
 
 
 def test_what_is_only_filled_is_filled_after_what_reads_it() -> None:
