@@ -29,6 +29,7 @@ PART = 16 << 20
 """Bytes of a part of a long tensor: while one part is reduced, the next is copied out and the last one back.  Each part
 is a collective of its own, so tensors on the CPU are reduced in the same parts: ranks may differ in a tensor's
 device."""
+FULL: Final = "copies have all of the pinned memory that may be ahead of its turn"
 AHEAD: Final = 3
 """Least number of TensorParts that are copied out before their turn."""
 
@@ -100,10 +101,10 @@ class Staged:
         if isinstance(steps, str):
             return steps
         _ = self.lane.device.flags
-        if others := self.lane.device.by_host.others(self):
-            return f"the host copies {others} other operations that are under way"
+        if self.lane.device.by_host.others(self):
+            return "the host copies other operations that are under way"
         if self.lane.device.pool.full or (buffer := word_buffer(self.lane)) is None:
-            return f"copies have {self.lane.device.pool.taken >> 20} MiB of pinned memory"
+            return FULL
         self.chain = Chain(self.lane, self._ready, buffer, steps, self._end, self._done)
         self.lane.device.by_host.discard(self)
         return ""
@@ -199,8 +200,9 @@ class Copies(Staged):
 
     def arrive_in_turn(self) -> None:
         """The same on the communicator's thread."""
-        if self.chain is not None:
-            self.chain.arrive(1)
+        chain = self.chain  # which the caller's thread may withdraw meanwhile
+        if chain is not None:
+            chain.arrive(1)
         else:
             self.arrive()
 
@@ -287,7 +289,7 @@ class TensorParts(Staged):
 
     def _steps(self) -> Sequence[Step] | str:
         if not all(bundle.begun for bundle in self._bundles):
-            return f"copies have {self.lane.device.pool.taken >> 20} MiB of pinned memory"
+            return FULL
         return [[(bundle, [0])] for bundle in self._bundles]
 
 

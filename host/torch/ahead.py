@@ -73,8 +73,8 @@ class RunAhead:
         if not self._on:
             return
         why = _refused(fills) or staged.chain_up()
-        if why and f"{what}: {why.lstrip('0123456789')}" not in self._said:
-            self._said.add(f"{what}: {why.lstrip('0123456789')}")
+        if why and (key := f"{what}: {why}") not in self._said:
+            self._said.add(key)
             log.info("%r: %s: wait() blocks the host, since %s", self._comm, what, why)
 
     def begun(self, what: str, pending: StartedOperation) -> None:
@@ -103,7 +103,7 @@ class RunAhead:
 
     def hear(self) -> None:
         """The program has been given the error."""
-        self._heard = self._error is not None
+        self._heard = True  # it may come before ``_failed``
 
     def give_up(self) -> None:
         """The program ends what is under way, and need not hear of it."""

@@ -123,7 +123,7 @@ class StartedOperation(ABC):
         try:
             self.await_end(timeout)
         except BaseException:
-            if self.heard is not None:
+            if self.heard is not None and self.carried():  # else the time is over, and it goes on
                 self.heard()
             raise
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from netfold.host.api.communicator import Communicator
-from netfold.host.errors import CollectiveTimeout, NetFoldError, RanksChanged
+from netfold.host.errors import CollectiveTimeout, NetFoldError, RanksChanged, TransportError
 from netfold.testing import loopback_job, on_every_rank
 from support import needs
 
@@ -25,7 +25,7 @@ from netfold.host.staging.copies import Staging  # noqa: E402
 from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
 from netfold.torch import Options, join  # noqa: E402
 from support.devices import late_device  # noqa: E402
-from support.devices.late_device import LateDevice  # noqa: E402
+from support.devices.late_device import LateDevice, LateEvent  # noqa: E402
 
 SECONDS = 30.0
 """More than anything here takes."""
@@ -123,6 +123,7 @@ def test_a_wait_with_a_time_out_blocks_the_host() -> None:
                 limited.wait()
             with pytest.raises(CollectiveTimeout):
                 work.wait(timedelta(seconds=0.05))
+            assert not group._reducer.ahead._heard, "they go on, and may fail yet"
             over.set()
         work.wait()
         return read(device, tensor)
@@ -246,6 +247,44 @@ def test_a_device_that_takes_no_copies_ends_the_communicator() -> None:
         with pytest.raises(NetFoldError, match="does not take its copies back: the device is gone"):
             group.allreduce([tensor]).wait()
         group.abort()
+
+    on_two(rank, closed=False)
+
+
+def test_an_idle_communicator_asks_no_driver_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread may be there for a call's tensors before the call has returned: it waits for a word all the same."""
+    asked: list[str] = []
+    synchronize = LateEvent.synchronize
+
+    def noted(event: LateEvent) -> None:
+        asked.append(threading.current_thread().name)
+        synchronize(event)
+
+    def rank(group: NetfoldGroup, device: LateDevice) -> list[float]:
+        tensor, ahead, comm = torch.full((2,), float(group.rank())), group._reducer.ahead, group.communicator
+        prepare = ahead.prepare
+
+        def prepare_late(what: str, copies: Any, fills: Any) -> None:
+            comm.later(lambda: None, "all that it was given").wait(SECONDS)
+            prepare(what, copies, fills)
+
+        ahead.prepare = prepare_late  # type: ignore[method-assign]
+        group.broadcast([tensor], root=1).wait()
+        return read(device, tensor)
+
+    monkeypatch.setattr(LateEvent, "synchronize", noted)
+    assert on_two(rank) == [[1.0] * 2] * 2
+    assert "netfold" not in asked
+
+
+def test_an_error_that_the_program_has_is_not_told_again() -> None:
+    """A work's wait may raise it before the group knows of it; a time-out of a wait says nothing of its work."""
+
+    def rank(group: NetfoldGroup, device: LateDevice) -> None:
+        ahead = group._reducer.ahead
+        ahead.hear()
+        ahead._failed("broadcast", TransportError("it has had enough"))
+        ahead.tell()
 
     on_two(rank, closed=False)
 
