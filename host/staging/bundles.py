@@ -20,6 +20,8 @@ class Lane:
 
     def __init__(self, device: Device) -> None:
         self.device = device
+        self.silent = False
+        """True once the device has not told of copies out in time: the host waits for no others."""
         self.out, self.late, self.back = device.stream(), device.stream(), device.stream()
         """Streams for copies out at the call; for copies out in their turn, which must not wait behind later calls'
         copies; for copies back."""
@@ -84,10 +86,6 @@ class Bundle:
         assert self._arrived is not None
         self._arrived.synchronize()
 
-    def arrived(self) -> bool:
-        """True if it has been copied out, or was never to be.  Raises the error of a device that has failed."""
-        return self._arrived is None or self._arrived.query()
-
     def fill(self, which: Sequence[int]) -> None:
         """Begins to copy these of the copies back, on the lane's stream for that."""
         lane, whole = self._lane, self._whole
@@ -117,10 +115,15 @@ class Bundle:
             stream.wait_event(self._arrived)
 
     def release(self, after: DeviceEvent) -> None:
-        """Gives the buffer back, which is used again after this event."""
+        """Gives the buffer back, which is used again after this event, and lets go of the tensors."""
+        self.give_back(after)
+        self._tensors = []
+
+    def give_back(self, after: DeviceEvent) -> None:
+        """Gives the buffer back alone."""
         if self._buffer is not None:
             self._lane.device.pool.give(self._buffer, after)
-        self._buffer, self.copies, self._tensors = None, [], []
+        self._buffer, self.copies = None, []
 
 
 class SparseBundle(Bundle):

@@ -18,15 +18,17 @@ parts that are not reduced become NaN, as no other value says that there is no s
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 
 from netfold.host.staging.bundles import Bundle, Lane
 from netfold.host.staging.device import DeviceEvent
 from netfold.host.staging.flags import PAIR_BYTES, words_of
+
+log = logging.getLogger("netfold")
 
 Step = Sequence[tuple[Bundle, Sequence[int]]]
 """Bundles that are copied back at once, and which of their copies are."""
@@ -38,14 +40,15 @@ class Chain:
     ready   the end of the work before the call
     buffer  pinned memory for the words
     end     gives the device what comes last, and records ``done``
+    limit   seconds that the host waits for copies out
     """
 
     def __init__(
         self, lane: Lane, ready: DeviceEvent, buffer: torch.Tensor, steps: Sequence[Step], end: Callable[[], None],
-        done: DeviceEvent,
+        done: DeviceEvent, limit: float,
     ) -> None:
         self._lane, self._ready, self._buffer, self._steps, self._end = lane, ready, buffer, steps, end
-        self._done = done
+        self._done, self._limit = done, limit
         self._word, self._told = words_of(buffer)
         self._withdrawn = False
         self._refused: BaseException | None = None
@@ -63,13 +66,20 @@ class Chain:
             self._give()
         except BaseException as error:
             self._refused = error
+            self._lane.device.pool.lost.append(self)
             self._lane.device.flags.raise_to(self._told, self._count)
             raise
+        self._end = _nothing  # else the call and its chain hold each other
         self._leave()
 
     def arrive(self, number: int) -> None:
-        """Waits until what a step reads has been copied out.  Raises the error of a device that has failed."""
-        self._lane.device.flags.told(self._told, number, partial(self._stops, number))
+        """Waits until what a step reads has been copied out.  Raises TimeoutError, and the error of a device that was
+        not given all."""
+        try:
+            self._lane.device.flags.told(self._told, number, self._stops, 0.0 if self._lane.silent else self._limit)
+        except TimeoutError:
+            self._lane.silent = True
+            raise
         if self._refused is not None:
             raise RuntimeError(str(self._refused)) from self._refused
         for bundle, _ in self._steps[number - 1] if self._withdrawn else ():
@@ -84,15 +94,19 @@ class Chain:
             self._carry_out()
 
     def fail(self) -> None:
-        """The call has ended with an error: what is not reduced becomes NaN.  After the last step this does nothing."""
+        """The call has ended with an error: what is not reduced becomes NaN, unless the device copies it out only after
+        the time limit.  After the last step this does nothing."""
         if self._carried:
             return
         try:
-            with contextlib.suppress(RuntimeError):  # of a device that has failed
+            with contextlib.suppress(Exception):  # of a device that has failed
                 self.arrive(self._count)  # or copies out would fill again what is filled here
             for bundle, which in [pair for step in self._steps[self._raised:] for pair in step]:
                 for place in which:
-                    spoil(bundle.copies[place])
+                    try:
+                        spoil(bundle.copies[place])
+                    except Exception:
+                        log.exception("a tensor of a call that has failed cannot be filled with NaN")
         finally:
             self._raised = self._count
             self._lane.device.flags.raise_to(self._word, self._count)
@@ -102,8 +116,7 @@ class Chain:
         """Gives up the words, which no stream knows of."""
         self._withdrawn = True
         self._lane.device.flags.raise_to(self._told, self._count)
-        never = self._lane.device.event()
-        self._lane.device.pool.give(self._buffer, never)
+        self._lane.device.pool.forget(self._buffer)  # another thread may still read its words
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _give(self) -> None:
@@ -122,10 +135,8 @@ class Chain:
                     bundle.fill(which)
         self._end()
 
-    def _stops(self, number: int) -> bool:
-        """True if the device was not given the words.  Raises the error of one that has failed."""
-        for bundle, _ in self._steps[number - 1]:
-            bundle.arrived()
+    def _stops(self) -> bool:
+        """True if the device was not given the words."""
         return self._withdrawn or self._refused is not None
 
     def _carry_out(self) -> None:
@@ -138,16 +149,23 @@ class Chain:
             if self._parties:
                 return
         for bundle, _ in [pair for step in self._steps for pair in step]:
-            bundle.release(self._done)
+            bundle.give_back(self._done)  # the tensors are the caller's thread's to free (``Staged.let_go``)
         self._lane.device.pool.give(self._buffer, self._done)
         self._steps = []
 
 
 def spoil(copy: torch.Tensor) -> None:
-    """Fills a tensor of floats or complex numbers with NaN."""
+    """Fills a tensor of floats or complex numbers with NaN; one of floats that torch cannot fill, with bytes 0xFF."""
     nan = float("nan")
     with torch.inference_mode():  # the buffer may be of a thread that was in it
-        copy.fill_(complex(nan, nan) if copy.is_complex() else nan)
+        try:
+            copy.fill_(complex(nan, nan) if copy.is_complex() else nan)
+        except NotImplementedError:
+            copy.view(-1).view(torch.uint8).fill_(0xFF)
+
+
+def _nothing() -> None:
+    """Nothing is left to give."""
 
 
 def word_buffer(lane: Lane) -> torch.Tensor | None:

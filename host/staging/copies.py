@@ -13,6 +13,7 @@ given to the device at the call, and nobody is blocked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -60,18 +61,22 @@ class Staging:
         what  the call, for errors
         """
         found: Device | None = None
+        apart: torch.Tensor | None = None
         for tensor in tensors:
             try:
                 device = self._find(tensor)
             except ValueError as error:
                 raise ValueError(f"{what}: {error}") from None
             if device is None:
+                apart = tensor
                 continue
             if found is not None and device.place != found.place:
                 raise ValueError(f"{what} of tensors on {found.place} and {device.place}: expected one device")
             found = device
         if found is None:
             return None
+        if apart is not None:
+            raise ValueError(f"{what} of tensors on {found.place} and {apart.device}: expected one device")
         return self._lanes.get(found.place) or self._lanes.setdefault(found.place, Lane(found))
 
 
@@ -94,9 +99,12 @@ class Staged:
         """The device."""
         return self.lane.device.place
 
-    def chain_up(self) -> str:
+    def chain_up(self, limit: float = math.inf) -> str:
         """Lets the device begin the copies back, which ``chain.give`` gives it; else returns why that cannot be.
-        Raises ValueError for a device that cannot."""
+        Raises ValueError for a device that cannot.
+
+        limit  seconds that the host waits for copies out
+        """
         steps = self._steps()
         if isinstance(steps, str):
             return steps
@@ -105,7 +113,7 @@ class Staged:
             return "the host copies other operations that are under way"
         if self.lane.device.pool.full or (buffer := word_buffer(self.lane)) is None:
             return FULL
-        self.chain = Chain(self.lane, self._ready, buffer, steps, self._end, self._done)
+        self.chain = Chain(self.lane, self._ready, buffer, steps, self._end, self._done, limit)
         self.lane.device.by_host.discard(self)
         return ""
 
@@ -147,6 +155,13 @@ class Staged:
             end.record(back)
         for bundle in held:
             bundle.release(end)
+
+    def let_go(self) -> None:
+        """Lets go of the tensors of a call whose chain was carried out, on the caller's thread: to free a device's
+        memory may take its driver's locks."""
+        for bundle in self._bundles:
+            bundle.release(self._done)
+        self._bundles, self._spread = [], ()
 
     def _steps(self) -> Sequence[Step] | str:
         """What is copied back at once, and then what is next; or why the device cannot begin that by itself."""
@@ -218,6 +233,10 @@ class Copies(Staged):
         self._end()
         for bundle in self._bundles:
             bundle.release(self._done)
+        self._groups, self._copy = [], {}
+
+    def let_go(self) -> None:
+        super().let_go()
         self._groups, self._copy = [], {}
 
     def _filled(self) -> Step:

@@ -34,7 +34,7 @@ APART: Final = 256
 """Bytes between two words, which are written from two sides."""
 PAIR_BYTES: Final = APART + WORD_BYTES
 LOOK_SECONDS: Final = 1.0
-"""Time between two questions whether a device, for whose word the host waits, has failed."""
+"""Time between two questions whether anybody will raise the word that the host waits for."""
 LONGEST_SLEEP: Final = 5e-4
 """Seconds between two looks at a word at the most."""
 ORDERED: Final = ("x86_64", "amd64")
@@ -55,10 +55,10 @@ class StreamFlags(Protocol):
     def raise_to(self, word: Word, value: int) -> None:
         """Sets a word, from any thread, after all that this thread has written."""
 
-    def told(self, word: Word, value: int, stops: Callable[[], bool]) -> None:
-        """Waits until a word has come to this value.  Other threads run meanwhile.
+    def told(self, word: Word, value: int, stops: Callable[[], bool], seconds: float) -> None:
+        """Waits until a word has come to this value.  Other threads run meanwhile.  Raises TimeoutError.
 
-        stops  called now and then: True if nobody will raise it; raises the error of a device that has failed
+        stops  called now and then: True if nobody will raise it.  It asks no driver
         """
 
 
@@ -121,9 +121,10 @@ class DriverFlags:
         """See ``StreamFlags``."""
         word[0] = value
 
-    def told(self, word: Word, value: int, stops: Callable[[], bool]) -> None:
+    def told(self, word: Word, value: int, stops: Callable[[], bool], seconds: float) -> None:
         """See ``StreamFlags``."""
-        pause, next_look = 1e-5, time.monotonic() + LOOK_SECONDS
+        begun = time.monotonic()
+        pause, next_look = 1e-5, begun + LOOK_SECONDS
         while word[0] < value:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_SLEEP)
@@ -131,6 +132,8 @@ class DriverFlags:
                 if stops():
                     return
                 next_look = time.monotonic() + LOOK_SECONDS
+            if time.monotonic() - begun >= seconds:
+                raise TimeoutError(late(seconds))
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _function(self, library: Any, names: Sequence[str]) -> Any:
@@ -177,6 +180,11 @@ def flags_of(place: torch.device, on: Callable[[Any], AbstractContextManager[obj
     if place.type != "cuda":
         raise ValueError(f"no function of {place.type}'s driver is known by which a stream waits for the host")
     return DriverFlags(HIP if torch.version.hip else CUDA, on)
+
+
+def late(seconds: float) -> str:
+    """What is wrong with a device whose word the host has waited for in vain."""
+    return f"the device has not copied out within {seconds:g} s: it is lost, or busy with what it was given before"
 
 
 def words_of(buffer: torch.Tensor) -> tuple[Word, Word]:

@@ -37,6 +37,8 @@ class Pool:
         """Returned buffers, with the event after which copies no longer use them."""
         self.taken = 0
         """Bytes of buffers in use, including those that copies still use."""
+        self.lost: list[object] = []
+        """What holds memory that a device which has failed may still use, and which is therefore never used again."""
         self._kept = 0
 
     def take(self, nbytes: int, *, if_room: bool = False) -> torch.Tensor | None:
@@ -68,9 +70,14 @@ class Pool:
             return self.taken > AHEAD
 
     def give(self, buffer: torch.Tensor, after: LastUse) -> None:
-        """Takes a buffer back, which is used again after this event."""
+        """Takes a buffer back, which is used again after this event.  It never waits: another thread may ask a driver
+        for events meanwhile."""
+        self._returning.append((after, buffer))
+
+    def forget(self, buffer: torch.Tensor) -> None:
+        """A buffer does not come back: its memory lives as long as somebody has it."""
         with self._lock:
-            self._returning.append((after, buffer))
+            self.taken -= buffer.numel()
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _reclaim(self) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import deque
 from typing import Final, Literal, get_args
 
 import torch
@@ -25,8 +26,12 @@ from netfold.host.torch.completion import StartedOperation
 from netfold.host.torch.tensors import dtype_name
 
 WAIT_VARIABLE: Final = "NETFOLD_WAIT"
+LIMIT: Final = 1800.0
+"""Seconds that the host waits for copies out, as torch's own limit."""
 Wait = Literal["host", "device"]
 """What the ``wait`` of an operation on a device's tensors blocks."""
+
+WITHOUT_NAN: Final = [getattr(torch, "float4_e2m1fn_x2", None)]  # torch 2.8
 
 log = logging.getLogger("netfold")
 
@@ -42,7 +47,7 @@ def wait_from_environment(said: Wait | None = None) -> Wait:
 
 
 def check_device() -> None:
-    """Raises ValueError unless torch's current device can wait for the host."""
+    """Raises ValueError unless torch's current device, which this opens, can wait for the host."""
     try:
         check_flags()
     except ValueError as error:
@@ -53,11 +58,14 @@ def check_device() -> None:
 class RunAhead:
     """Decides which operations of a group the device finishes by itself, and keeps the error of one that failed.
 
-    on  False: none of them
+    on     False: none of them
+    limit  seconds that the host waits for copies out
     """
 
-    def __init__(self, comm: Communicator, *, on: bool = False) -> None:
-        self._comm, self._on = comm, on
+    def __init__(self, comm: Communicator, *, on: bool = False, limit: float = LIMIT) -> None:
+        self._comm, self._on, self._limit = comm, on, limit
+        self._kept: deque[StartedOperation] = deque()
+        """The last operations with a chain: the caller's thread frees their memory, once another one is done."""
         self._said: set[str] = set()
         self._lock = threading.Lock()
         self._error: NetFoldError | None = None
@@ -72,7 +80,7 @@ class RunAhead:
         """
         if not self._on:
             return
-        why = _refused(fills) or staged.chain_up()
+        why = _refused(fills) or staged.chain_up(self._limit)
         if why and (key := f"{what}: {why}") not in self._said:
             self._said.add(key)
             log.info("%r: %s: wait() blocks the host, since %s", self._comm, what, why)
@@ -94,6 +102,7 @@ class RunAhead:
             # only now: where it has failed already they run here, and drop waits for a word that ``give`` lets come
             pending.when_done(lambda: self._ended(what, pending))
             pending.when_done(pending.staged.drop)  # the device goes on with NaN once the error is known
+        self._keep(pending)
 
     def check(self) -> None:
         """Raises the error of an operation that the program has gone on without."""
@@ -115,6 +124,18 @@ class RunAhead:
             self.check()
 
     # ---- inside ------------------------------------------------------------------------------------------------------
+    def _keep(self, pending: StartedOperation) -> None:
+        """Keeps this operation, and frees those before it that nothing is left of but their memory: to free it takes
+        the driver's locks, which the communicator's thread must not wait for."""
+        over = []
+        with self._lock:
+            self._kept.append(pending)
+            while len(self._kept) > 1 and self._kept[1].carried():  # so the first one's callbacks have ended
+                over.append(self._kept.popleft())
+        for one in over:
+            if one.staged is not None:
+                one.staged.let_go()
+
     def _ended(self, what: str, pending: StartedOperation) -> None:
         try:
             pending.await_end(0.0)
@@ -141,6 +162,6 @@ def _refused(fills: list[torch.Tensor]) -> str:
     if not fills:
         return "it fills nothing here"
     for tensor in fills:
-        if not (tensor.is_floating_point() or tensor.is_complex()):
+        if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.dtype in WITHOUT_NAN:
             return f"{dtype_name(tensor.dtype)} has no value that says that there is no result"
     return ""

@@ -13,7 +13,7 @@ from support import needs
 
 torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
-from netfold.host.staging import copies  # noqa: E402
+from netfold.host.staging import chain, copies  # noqa: E402
 from netfold.host.staging import pool as pools  # noqa: E402
 from netfold.host.staging.bundles import Lane  # noqa: E402
 from netfold.host.staging.chain import spoil  # noqa: E402
@@ -124,32 +124,37 @@ def test_the_host_waits_for_no_word_that_never_comes(refused: bool) -> None:
     device, asked, heard = LateDevice(), threading.Event(), []
     parts = TensorParts(Lane(device), torch.ones(10))
     assert parts.chain_up() == ""
-    chain: Any = parts.chain
-    stops = chain._stops
+    words: Any = parts.chain
+    stops = words._stops
 
-    def asks(number: int) -> bool:
+    def asks() -> bool:
         asked.set()
-        return bool(stops(number))
+        return bool(stops())
 
     def arrive() -> None:
         try:
-            chain.arrive(1)
+            words.arrive(1)
         except RuntimeError as error:
             heard.append(str(error))
 
     def tell(stream: Any, word: Any, value: int) -> None:
         raise RuntimeError("the device is gone")
 
-    chain._stops = asks
+    words._stops = asks
     waiting = threading.Thread(target=arrive, daemon=True)
     waiting.start()
     assert asked.wait(SECONDS)
     if refused:
         device.flags.tell = tell  # type: ignore[method-assign]
         with pytest.raises(RuntimeError, match="the device is gone"):
-            chain.give()
+            words.give()
+        assert words in device.pool.lost, "its memory is never used again"
     else:
         parts.withdraw()
+        again = device.pool.take(1)
+        assert again is not None
+        assert again.data_ptr() != words._buffer.data_ptr(), "the host still reads its words"
+        device.pool.give(again, device.event())
     waiting.join(SECONDS)
     assert not waiting.is_alive()
     assert heard == (["the device is gone"] if refused else [])
@@ -172,6 +177,59 @@ def test_filled_tensors_alone_are_spoiled() -> None:
         tensor = torch.zeros(3, dtype=getattr(torch, name))
         spoil(tensor)
         assert tensor.to(torch.float32).isnan().all(), name
+    without = torch.zeros(3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    spoil(without)
+    assert without.view(torch.uint8).tolist() == [0xFF] * 3
+
+
+def test_each_tensor_is_spoiled_whatever_another_does(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does it matter what the device raises."""
+    device, tensor = LateDevice(), torch.arange(25.0)
+
+    def spoil_some(copy: torch.Tensor) -> None:
+        if copy[0] == 10:
+            raise TypeError("not this one")
+        spoil(copy)
+
+    def told(*how: Any) -> None:
+        raise OSError("the device is gone")
+
+    parts = parts_of(device, tensor)
+    for bundle in parts._bundles:
+        bundle.arrive()
+    monkeypatch.setattr(chain, "spoil", spoil_some)
+    device.flags.told = told  # type: ignore[method-assign]
+    parts.drop()
+    parts.order()
+    assert tensor[10:20].tolist() == list(range(10, 20))
+    assert tensor[:10].isnan().all()
+    assert tensor[20:].isnan().all()
+    assert "cannot be filled with NaN" in caplog.text
+
+
+def test_a_lost_device_is_waited_for_once() -> None:
+    """Its calls end when the time limit is over, and all later ones at once."""
+    device = LateDevice()
+    lane, limits = Lane(device), []
+    told = device.flags.told
+
+    def noted(word: Any, value: int, stops: Any, seconds: float) -> None:
+        limits.append(seconds)
+        told(word, value, stops, seconds)
+
+    device.flags.told = noted  # type: ignore[method-assign]
+    device.failure = RuntimeError("the device is gone")
+    for _ in range(2):
+        call = TensorParts(lane, torch.ones(3))
+        assert call.chain_up(0.01) == ""
+        assert call.chain is not None
+        call.chain.give()
+        with pytest.raises(TimeoutError, match="has not copied out within"):
+            call.run(lambda part, place: None)
+        call.drop()
+    assert limits == [0.01, 0.0, 0.0, 0.0]
 
 
 def test_what_the_device_cannot_begin_is_left_to_the_host() -> None:

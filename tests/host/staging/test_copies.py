@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -235,6 +236,27 @@ def test_buffers_are_used_again_once_their_copies_are_done() -> None:
         pool.give(large, event())
         device.run(stream)
         assert pool.take(8 * LEAST) is not large
+
+
+def test_a_buffer_comes_back_while_another_thread_asks_for_events() -> None:
+    """Which it does under a lock, and may take long where a driver waits."""
+    device = LateDevice()
+    buffer = device.pool.take(1)
+    assert buffer is not None
+    giving = threading.Thread(target=device.pool.give, args=(buffer, device.event()), daemon=True)
+    with device.pool._lock:
+        giving.start()
+        giving.join(20.0)
+        assert not giving.is_alive()
+
+
+def test_tensors_on_the_cpu_beside_those_of_a_device_are_refused() -> None:
+    """A stream cannot hold their memory."""
+    one, device = torch.zeros(1), LateDevice(place="meta")
+    staging = Staging(lambda tensor: None if tensor is one else device)
+    for tensors in ([one, torch.zeros(1)], [torch.zeros(1), one]):
+        with pytest.raises(ValueError, match=r"^alltoall of tensors on meta and cpu: expected one device"):
+            staging.lane("alltoall", tensors)
 
 
 def test_memory_of_the_host_is_the_hosts_whatever_device_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 
 from netfold.host.api.communicator import Communicator
@@ -22,6 +24,7 @@ import torch.distributed as dist  # noqa: E402
 
 from netfold.host.staging import device as devices  # noqa: E402
 from netfold.host.staging.copies import Staging  # noqa: E402
+from netfold.host.torch.ahead import _refused  # noqa: E402
 from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
 from netfold.torch import Options, join  # noqa: E402
 from support.devices import late_device  # noqa: E402
@@ -103,6 +106,30 @@ def test_a_work_that_nobody_keeps_is_done_all_the_same() -> None:
         return dropped.tolist()
 
     assert on_two(rank) == [[2.0] * 4] * 2
+
+
+def test_the_callers_thread_frees_the_memory_of_a_device() -> None:
+    """To free it takes the driver's locks, for which the thread that raises words must not wait: so tensors that the
+    program has dropped live until a later call."""
+    gone, freed = threading.Event(), []
+
+    def rank(group: NetfoldGroup, device: LateDevice) -> None:
+        if group.rank():
+            assert gone.wait(SECONDS)
+        for how in (group.allreduce, group.broadcast) * 2:
+            memory = np.ones(3, np.float32)
+            weakref.finalize(memory, lambda: freed.append(threading.current_thread().name))
+            how([torch.from_numpy(memory)]).wait()
+            del memory
+        gone.set()
+        for _ in range(3):
+            group.allreduce([torch.ones(1)]).wait()
+            device.run(device.current())
+            group.communicator.later(lambda: None, "all that it was given").wait(SECONDS)
+
+    on_two(rank)
+    assert len(freed) == 8
+    assert "netfold" not in freed
 
 
 def test_a_wait_with_a_time_out_blocks_the_host() -> None:
@@ -211,6 +238,12 @@ def test_a_rank_that_never_calls_holds_up_no_stream() -> None:
         over.set()
 
     on_two(rank, timeout=1.0, closed=False)
+
+
+def test_floats_without_nan_are_left_to_the_host() -> None:
+    """Nothing could say that there is no sum."""
+    assert "float4_e2m1fn_x2 has no value that" in _refused([torch.zeros(1, dtype=torch.uint8).view(
+        torch.float4_e2m1fn_x2)])
 
 
 def test_a_call_with_wrong_arguments_spoils_nothing() -> None:

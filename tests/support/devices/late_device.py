@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch.futures import Future
 
-from netfold.host.staging.flags import HostCopies, StreamFlags
+from netfold.host.staging.flags import HostCopies, StreamFlags, late
 from netfold.host.staging.pool import Pool
 
 PATIENCE: Final = 60.0
@@ -182,18 +182,17 @@ class LateFlags:
             stream.take(mark)
             self.device.raised.notify_all()
 
-    def told(self, word: NDArray[np.uint32], value: int, stops: Callable[[], bool]) -> None:
+    def told(self, word: NDArray[np.uint32], value: int, stops: Callable[[], bool], seconds: float) -> None:
+        patience = min(seconds, PATIENCE)
         with self.device.lock:
             while int(word[0]) < value:
-                if self.device.failure is not None:
-                    raise self.device.failure
-                mark = self.marks.get((word.ctypes.data, value))
+                mark = None if self.device.failure else self.marks.get((word.ctypes.data, value))
                 if mark is not None and not mark.reached:
                     self.device.come_to(mark)
                 elif stops():
                     return
-                elif not self.device.raised.wait(PATIENCE):
-                    raise TimeoutError(f"the host has waited {PATIENCE:g} s for a word")
+                elif not self.device.raised.wait(patience):
+                    raise TimeoutError(late(patience))
 
     def raise_to(self, word: NDArray[np.uint32], value: int) -> None:
         self._set(word, value)
