@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ Bytes = NDArray[np.uint8]
 PORT = 50_000
 
 
-@dataclass(frozen=True)
-class Datagram:
+class Datagram(NamedTuple):
     """A UDP payload on its way through the network."""
 
     payload: bytes
