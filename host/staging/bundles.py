@@ -21,10 +21,14 @@ class Lane:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.silent = False
-        """True once the device has not told of copies out in time: the host waits for no others."""
+        """True once ``give_up`` was called."""
         self.out, self.late, self.back = device.stream(), device.stream(), device.stream()
         """Streams for copies out at the call; for copies out in their turn, which must not wait behind later calls'
         copies; for copies back."""
+
+    def give_up(self) -> None:
+        """The device has not told of copies out in time: the host waits for no others."""
+        self.silent = True
 
     def ready(self) -> DeviceEvent:
         """The end of what the caller's stream has been given.  Raises ValueError where that is being captured."""

@@ -78,7 +78,7 @@ class Chain:
         try:
             self._lane.device.flags.told(self._told, number, self._stops, 0.0 if self._lane.silent else self._limit)
         except TimeoutError:
-            self._lane.silent = True
+            self._lane.give_up()
             raise
         if self._refused is not None:
             raise RuntimeError(str(self._refused)) from self._refused

@@ -90,7 +90,7 @@ class RunAhead:
         communicator."""
         if pending.staged is None or (chain := pending.staged.chain) is None:
             return
-        pending.heard = self.hear
+        pending.on_error(self.hear)
         try:
             chain.give()
         except BaseException as error:

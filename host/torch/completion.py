@@ -96,8 +96,7 @@ class StartedOperation(ABC):
     """Time of its start, in monotonic seconds."""
     deadline: float | None = None
     """Time at which its own limit ends, in monotonic seconds; None: the group's limit counts."""
-    heard: Call | None = None
-    """Called when the program is given an error."""
+    _heard: Call | None = None
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns once the operation is done; with tensors on a device, once the calling thread's stream there is
@@ -123,9 +122,13 @@ class StartedOperation(ABC):
         try:
             self.await_end(timeout)
         except BaseException:
-            if self.heard is not None and self.carried():  # else the time is over, and it goes on
-                self.heard()
+            if self._heard is not None and self.carried():  # else the time is over, and it goes on
+                self._heard()
             raise
+
+    def on_error(self, call: Call) -> None:
+        """Has this called when the program is given the operation's error."""
+        self._heard = call
 
     def limit(self, seconds: float) -> None:
         """Limits its time, counted from its beginning, in seconds; afterwards ``wait`` and ``future`` raise
