@@ -51,9 +51,9 @@ class Drive:
         results: dict[int, int] = {}
 
         def work(rank: int) -> None:
-            words = (str(each).encode() for each in (plugin, self.folder, what))
-            results[rank] = driver.drive(*words, rank, ranks)
+            results[rank] = driver.drive(str(plugin).encode(), what.encode(), rank, ranks)
 
+        driver.place(str(self.folder).encode())
         threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(ranks)]
         for thread in threads:
             thread.start()

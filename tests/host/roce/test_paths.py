@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -160,7 +159,7 @@ def test_every_packet_is_answered_by_its_own_port() -> None:
     so that each returns an entropy or withdraws it."""
     wires = recycling()
     congested = set(list(ENTROPIES)[:5])
-    wires.path = lambda datagram: replace(datagram, marked=datagram.source_port in congested)
+    wires.path = lambda datagram: datagram._replace(marked=datagram.source_port in congested)
     writer = Writer(wires, 0, 1, 0, [some_bytes(6, 20 * 1024)])
     wires.drain()
     asked = len(wires.sent)
@@ -180,7 +179,7 @@ def test_marked_ports_are_not_used_again() -> None:
     """Ports of which a quarter are congested: those carry a small part of the packets, and every byte is right."""
     wires = recycling()
     congested = set(list(ENTROPIES)[:4])
-    wires.path = lambda datagram: replace(datagram, marked=datagram.source_port in congested)
+    wires.path = lambda datagram: datagram._replace(marked=datagram.source_port in congested)
     writer = Writer(wires, 0, 1, 0, [some_bytes(7, 4_000_000)])
     wires.run(writer.done)
     writer.check()

@@ -405,11 +405,13 @@ static int closed(struct rank me) {
     return 0;
 }
 
+/* The folder of all ranks of this process, before any of them is driven. */
+void place(const char *at) { snprintf(folder, sizeof folder, "%s", at); }
+
 /* Returns 0 if all is as it must be; else FOLDER/log says what is not. */
-int drive(const char *plugin, const char *at, const char *what, int rank, int world) {
+int drive(const char *plugin, const char *what, int rank, int world) {
     struct rank me = {.rank = rank, .world = world};
     void *comm;
-    snprintf(folder, sizeof folder, "%s", at); /* the same of all threads */
     void *library = dlopen(plugin, RTLD_NOW | RTLD_LOCAL);
     if (!library) say("%s\n", dlerror());
     CHECK(library);
@@ -433,7 +435,8 @@ int drive(const char *plugin, const char *at, const char *what, int rank, int wo
 int main(int count, char **words) {
     const char *rank = getenv("RANK"), *world = getenv("WORLD_SIZE");
     if (count != 4 || !rank || !world) return 2;
-    int failed = drive(words[1], words[2], words[3], atoi(rank), atoi(world));
+    place(words[2]);
+    int failed = drive(words[1], words[3], atoi(rank), atoi(world));
     printf("%s\n", failed ? "failed" : "as it must be");
     return failed;
 }
