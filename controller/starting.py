@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a controller that starts needs of its switches.  Where some hold a running job's entries, its ranks need this
+"""The switches that a controller needs when it starts.  Where some hold a running job's entries, its ranks need this
 controller more than it needs the rest: it goes on without the others then."""
 
 from __future__ import annotations

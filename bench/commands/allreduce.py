@@ -300,7 +300,7 @@ def _row(options: AllreduceOptions, name: str, nbytes: int, rounds: Sequence[All
 
 
 def _links_are_alike(options: AllreduceOptions) -> bool:
-    """Whether links are shaped, and those of leaves and spines, of which `least_bytes` is true."""
+    """True if links have a rate, those between leaves and spines included: only then does `least_bytes` hold."""
     return options.link_rate is not None and options.topo.startswith("leafspine")
 
 

@@ -62,7 +62,7 @@ PORT: Final = 29600
 WARMUP: Final = 2
 """Steps of a round before those that are timed."""
 LEARNING_RATE: Final = 0.05
-"""Of SGD with a momentum of 0.9."""
+"""The learning rate of SGD with a momentum of 0.9."""
 
 
 def run(options: TrainOptions, echo: Callable[[str], None] = print) -> list[TrainRow]:

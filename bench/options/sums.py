@@ -135,7 +135,7 @@ class AllreduceOptions(LossyOptions, RoundsOptions):
 
     @property
     def reduction(self) -> Reduction:
-        """What is timed.  Raises TypeError for an operation that the type does not have."""
+        """The timed operation.  Raises TypeError for an operation that the type does not have."""
         from netfold.host.operation.reduction import Reduction
 
         return Reduction(OPERATIONS[self.operation], TYPES[self.datatype])

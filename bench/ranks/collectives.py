@@ -127,12 +127,12 @@ class CollectivesRank:
         return seconds[1:], statistics.fmean(spent[1:])
 
     def steps(self, cell: Cell) -> tuple[Call, Call, Call]:
-        """What prepares a step, makes it, and checks it."""
+        """The functions that prepare a step, make it, and check it."""
         steps = ParametersSteps(self.comm, cell.nbytes, cell.algorithm)
         return (lambda: None), steps.step, steps.check
 
     def arrays(self, cell: Cell) -> tuple[Call, Call, Call]:
-        """What fills a collective's arrays, makes it, and checks its result."""
+        """The functions that fill a collective's arrays, make it, and check its result."""
         comm, each = self.comm, max(1, cell.nbytes // 4 // self.comm.size)
         whole = np.full(each * comm.size, comm.rank + 1, np.int32)
         mine, part = np.full(each, comm.rank + 1, np.int32), np.zeros(each * comm.size, np.int32)

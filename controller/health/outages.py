@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is down as it was told last: every outage, return and other reason is logged and recorded once."""
+"""The outages that were told: each one, its end, and each change of its reason is logged and recorded once."""
 
 from __future__ import annotations
 

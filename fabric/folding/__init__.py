@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What switches fold with: aggregation trees, the numbers and slots that jobs share, and groups of ranks."""
+"""The plans by which switches fold: aggregation trees, the numbers and slots that jobs share, and groups of ranks."""

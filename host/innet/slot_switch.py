@@ -131,8 +131,8 @@ def _sealed(payload: bytes, route: ResultRoute | None, psn: int) -> bytes:
 
 @cache
 def _headers(opcode: int) -> tuple[int, int]:
-    """Where the lanes of packets of an opcode begin, and how many bytes all is that is not lanes.  Raises ValueError
-    where there is no such opcode."""
+    """The offset of the lanes in packets of an opcode, and the number of bytes that are not lanes.  Raises ValueError
+    for an unknown opcode."""
     known = roce.Opcode(opcode)
     return roce.BTH_BYTES + (roce.RETH_BYTES if known.has_reth else 0), roce.data_packet_bytes(known, 0)
 

@@ -164,7 +164,7 @@ class Staged:
         self._bundles, self._spread = [], ()
 
     def _steps(self) -> Sequence[Step] | str:
-        """What is copied back at once, and then what is next; or why the device cannot begin that by itself."""
+        """The steps of the copies back, in order; or the reason why the device cannot begin them by itself."""
         return "its copies back depend on what the host finds"
 
     def _end(self) -> None:
