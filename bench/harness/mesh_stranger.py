@@ -62,6 +62,8 @@ class MeshStranger:
         self._epoch, self._world = overheard[0].epoch, overheard[0].world
         self._ranks = {one.listener: one.listens for one in overheard}
         self._talks: list[_Talk] = []
+        self._kinds: list[str] = []
+        """Kinds that are still to come until each of KINDS had its turn; the last is the next."""
         self.met: Counter[str] = Counter()
         """Tries by their kinds, and of "challenged" and "refused" how many came so far."""
         self.broken: list[str] = []
@@ -74,8 +76,12 @@ class MeshStranger:
         self._talks.clear()
 
     def attempt(self) -> None:
-        """Greet one rank, and go on with those that were greeted before.  Raises OSError where nobody listens."""
-        self.greet(self._rng.choice(self._listeners), self._rng.choice(list(KINDS)))
+        """Greet one rank, and go on with those that were greeted before.  Raises OSError where nobody listens.
+
+        Each of KINDS has its turn before one comes again, in an order that is drawn.
+        """
+        self._kinds = self._kinds or self._rng.sample(list(KINDS), len(KINDS))
+        self.greet(self._rng.choice(self._listeners), self._kinds.pop())
         self.listen()
 
     def greet(self, where: tuple[str, int], kind: str) -> None:
