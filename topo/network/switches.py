@@ -29,6 +29,7 @@ from netfold.disk import files
 from netfold.fabric.graph import CPU_PORT, Engine
 from netfold.rpc.certificates import Certificates, is_local
 from netfold.topo.network import sandbox
+from netfold.topo.network.shells import WatchedShell
 from netfold.topo.processes.failures import SwitchFailed
 from netfold.topo.processes.forks import ChildProcess, Forks
 from netfold.topo.processes.lifecycle import LOG_LINES, terminate
@@ -45,7 +46,7 @@ FORKS: Final = Forks("softswitch.cli.run", "softswitch.cli.start", "softswitch.p
 forked from the same process: jobs whose trees break while there is none wait for its start."""
 
 
-class P4Switch(ABC, Switch):  # type: ignore[misc]
+class P4Switch(ABC, WatchedShell, Switch):  # type: ignore[misc]
     """A P4Runtime target as a Mininet switch, without a program until a controller pushes one.
 
     grpc       P4Runtime address, ``host:port`` or ``unix:/path``

@@ -17,6 +17,7 @@ from mininet.node import Host, Node
 
 from netfold.fabric.graph import bits_per_second
 from netfold.topo.network import host_processes
+from netfold.topo.network.shells import WatchedShell
 from netfold.topo.processes.failures import WiringError
 from netfold.wire.roce import LINK_MTUS, PATH_MTU
 
@@ -117,7 +118,7 @@ class HostInterface:
     """Addresses that are reached by this interface."""
 
 
-class FabricHost(Host):  # type: ignore[misc]
+class FabricHost(WatchedShell, Host):  # type: ignore[misc]
     """A host with an address, a link and a gateway for every fabric that it is on; most are on one.
 
     jobs  addresses of these fabrics' job services

@@ -74,7 +74,7 @@ class Forked:
     def ended(self) -> int | None:
         """The status of the process, whose number is still its own; None while it runs."""
         with self._reading:
-            if self._status is None and _wait(self._process, 0):
+            if self._status is None and readable(self._process, 0):
                 self._status = self._said()
                 os.close(self._process)
             return self._status
@@ -95,12 +95,12 @@ class Forked:
             if left is not None and left <= 0:
                 raise subprocess.TimeoutExpired(list(self.args), timeout or 0.0)
             with contextlib.suppress(OSError):  # another thread has seen the end, and closed the file
-                _wait(self._process, left)
+                readable(self._process, left)
         return status
 
     def _said(self) -> int:
         with contextlib.suppress(ConnectionResetError):
-            if _wait(self._stream.fileno(), STATUS_SECONDS):
+            if readable(self._stream.fileno(), STATUS_SECONDS):
                 said = self._stream.recv(64).split()
                 return int(said[1]) if said[:1] == [ENDED] else UNKNOWN_STATUS
         return UNKNOWN_STATUS
@@ -242,7 +242,7 @@ def _start(server: socket.socket, request: StartRequest, files: list[int], pipes
             _send(server, START, request, [*files, theirs.fileno()])
         said = b""
         while not said.endswith(b"\n"):
-            if not _wait(stream.fileno(), START_SECONDS) or not (byte := stream.recv(1)):
+            if not readable(stream.fileno(), START_SECONDS) or not (byte := stream.recv(1)):
                 raise ChildProcessError(f"the fork server started nothing for {request['command'][0]}")
             said += byte
         what, number = said.split()
@@ -256,7 +256,7 @@ def _start(server: socket.socket, request: StartRequest, files: list[int], pipes
     return forked
 
 
-def _wait(file: int, seconds: float | None) -> bool:
+def readable(file: int, seconds: float | None) -> bool:
     """True if there is data to read, or an end, within ``seconds``."""
     poll = select.poll()
     poll.register(file, select.POLLIN)
