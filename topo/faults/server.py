@@ -8,6 +8,7 @@ the fabric ends goes with it.
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -45,8 +46,14 @@ class FaultServer(ABC):
         self._ended = False
 
     def __enter__(self) -> Self:
-        self._server = local.Server(self.path, faults.Request, self._answer, faults.Refused)
-        threading.Thread(target=self._run, name="fault timers", daemon=True).start()
+        # Ctrl-C is for the launcher's main thread.  The kernel gives it to no thread that blocks it, as these threads
+        # do now.  Where it interrupts the start of a thread, threading raises another error.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._server = local.Server(self.path, faults.Request, self._answer, faults.Refused)
+            threading.Thread(target=self._run, name="fault timers", daemon=True).start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self
 
     def __exit__(
