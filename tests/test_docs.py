@@ -131,7 +131,7 @@ def test_variables_are_documented_and_exist() -> None:
     told = {name for page in PAGES for name in re.findall(pattern, page.read_text())}
     assert told - {*re.findall(pattern, (ROOT / "host/capi/netfold.h").read_text())} <= read
     # what a launcher tells what it starts, be it in a virtual machine, and `netfold up` what is typed at its prompt
-    internal = {"NETFOLD_SANDBOX", "NETFOLD_RUNDIR", "NETFOLD_FABRIC", "NETFOLD_MACHINE", "NETFOLD_GUEST",
+    internal = {"NETFOLD_SANDBOX", "NETFOLD_RUNDIR", "NETFOLD_FABRIC", "NETFOLD_GUEST",
                 "NETFOLD_LISTENERS", "NETFOLD_FAULTS", "NETFOLD_FAULT_KEY"}
     assert read - internal <= told
 

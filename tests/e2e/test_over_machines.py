@@ -20,8 +20,10 @@ from pathlib import Path
 import pytest
 
 from netfold.rpc import local
+from netfold.topo.processes.forks import ChildProcess
 from netfold.wire import faults
 from support.docs.pages import invoked
+from support.sandboxes import processes
 from support.sandboxes.machines import Machines
 from support.sandboxes.slurm_machines import SlurmMachines
 from support.sandboxes.ssh_machines import SshMachines
@@ -33,9 +35,22 @@ TOPO = ["--topo", "leafspine,2,2,4", "--path-mtu", "1024"]
 SECONDS = 90.0
 
 
+@pytest.fixture(autouse=True)
+def in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run in the test's folder, where ranks that fail leave recordings."""
+    monkeypatch.chdir(tmp_path)
+
+
 def over(machines: Machines) -> list[str]:
     """The options of a fabric on these machines: spine2 is alone on the second, hosts are on the others."""
     return [*TOPO, "--machines", str(machines.list), "--launcher", machines.launcher]
+
+
+def ranked(folder: Path, text: str) -> list[str]:
+    """The command that runs a program as a rank: a file, which can run in a fork."""
+    file = folder / "program.py"
+    file.write_text(text)
+    return [sys.executable, str(file)]
 
 
 def until(what: str, seen: Callable[[], object]) -> None:
@@ -49,11 +64,11 @@ def until(what: str, seen: Callable[[], object]) -> None:
 @contextmanager
 def fabric_up(
     machines: Machines, said: Path, options: list[str] | None = None
-) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+) -> Iterator[tuple[ChildProcess, Path]]:
     """`netfold up` on the machines, and the file of the fabric; what it says goes into a file."""
     with said.open("wb") as out:
         command = [*NETFOLD, "up", *(options or over(machines))]
-        up = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        up = processes.forked(command, out, out)
     try:
         until("the fabric is up", lambda: up.poll() is not None or "Ctrl-C ends it" in said.read_text())
         assert up.poll() is None, said.read_text()
@@ -66,12 +81,10 @@ def fabric_up(
 @in_sandbox(timeout=200)
 def test_a_machine_with_ranks_that_is_lost_ends_the_run_by_name(tmp_path: Path) -> None:
     """Its agent dies: the launcher names ranks and cables, and the run ends.  A killed launcher leaves nothing."""
-    program_ = "import netfold, numpy, time\nwith netfold.init(timeout=4) as comm:\n print('in', flush=True)\n " \
-               "while True:\n  comm.allreduce(numpy.ones(1000, numpy.int32))\n  time.sleep(0.03)"  # the load's rate
     with Machines(3, tmp_path) as machines:
-        command = [*NETFOLD, "run", *over(machines), "--grace", "5", "--", sys.executable, "-c", program_]
+        command = [*NETFOLD, "run", *over(machines), "--grace", "5", "--", *ranked(tmp_path, ENDLESS)]
         with (tmp_path / "run.log").open("wb") as log:
-            run = subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path)
+            run = processes.forked(command, log, log)
         said = tmp_path / "run.log"
         until("all ranks are in", lambda: run.poll() is not None or said.read_text().count("] in") == 4)
         (agent,) = machines.started(3)
@@ -111,11 +124,9 @@ def test_faults_and_captures_reach_other_machines(tmp_path: Path) -> None:
         fault = lambda *words, **more: netfold("fault", *words, "--fabric", str(file.parent), **more)  # noqa: E731
         switches = lambda: {  # noqa: E731
             each["name"]: each["up"] for each in json.loads(netfold("status", str(file), "--json"))["switches"]}
-        endless = "import netfold, numpy\nwith netfold.init(timeout=4) as comm:\n print('in', flush=True)\n " \
-                  "while True: comm.allreduce(numpy.ones(1000, numpy.int32))"
+        endless = ranked(tmp_path, ENDLESS)
         with log.open("wb") as out:
-            run = subprocess.Popen([*NETFOLD, "run", "--fabric", str(file), "--grace", "5", "--", sys.executable, "-c",
-                                    endless], stdout=out, stderr=out, cwd=tmp_path)
+            run = processes.forked([*NETFOLD, "run", "--fabric", str(file), "--grace", "5", "--", *endless], out, out)
         try:
             until("all ranks are in", lambda: run.poll() is not None or log.read_text().count("] in") == 4)
             assert "rank3 was killed" in fault("kill", "rank3")
@@ -127,8 +138,7 @@ def test_faults_and_captures_reach_other_machines(tmp_path: Path) -> None:
             run.wait()
         command = [*program("rank_steady.py"), "5", "20000", str(enough), "innet"]
         with log.open("wb") as out:
-            run = subprocess.Popen([*NETFOLD, "run", "--fabric", str(file), "--", *command], stdout=out, stderr=out,
-                                   cwd=tmp_path)
+            run = processes.forked([*NETFOLD, "run", "--fabric", str(file), "--", *command], out, out)
         began = lambda: log.read_text().count("[0] {\"began\"")  # noqa: E731
 
         def goes_on() -> None:
@@ -230,6 +240,14 @@ def is_down(interface: str) -> bool:
     raise AssertionError(f"no interface {interface}")
 
 
+ENDLESS = """
+import netfold, numpy, time
+with netfold.init(timeout=4) as comm:
+    print("in", flush=True)
+    while True:
+        comm.allreduce(numpy.ones(1000, numpy.int32))
+        time.sleep(0.03)  # the load's rate
+"""
 SUMS = """
 import netfold, numpy
 with netfold.init() as comm:
@@ -243,8 +261,7 @@ with netfold.init() as comm:
 def test_ssh_starts_a_fabric_over_machines_and_leaves_nothing(tmp_path: Path) -> None:
     """By OpenSSH's client and server: ranks on both machines sum through the switches, and their words come back."""
     with SshMachines(2, tmp_path) as machines:
-        command = [*NETFOLD, "run", *over(machines), "--", sys.executable, "-c", SUMS]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path)
+        done = processes.netfold("run", *over(machines), "--", *ranked(tmp_path, SUMS))
         assert done.returncode == 0, done.stdout + done.stderr
         assert sorted(line for line in done.stdout.splitlines() if line.startswith("[")) == [
             f"[{rank}] 30000 innet" for rank in range(4)], done.stdout + done.stderr
@@ -256,9 +273,7 @@ def test_ssh_starts_a_fabric_over_machines_and_leaves_nothing(tmp_path: Path) ->
 def test_srun_starts_a_fabric_over_machines_and_leaves_nothing(tmp_path: Path) -> None:
     """By Slurm's own daemons: ranks on both machines sum through the switches, and their words come back."""
     with SlurmMachines(2, tmp_path) as machines:
-        command = [*NETFOLD, "run", *over(machines), "--", sys.executable, "-c", SUMS]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path,
-                              env=machines.environment)
+        done = processes.netfold("run", *over(machines), "--", *ranked(tmp_path, SUMS), env=machines.environment)
         assert done.returncode == 0, done.stdout + done.stderr
         assert sorted(line for line in done.stdout.splitlines() if line.startswith("[")) == [
             f"[{rank}] 30000 innet" for rank in range(4)], done.stdout + done.stderr
@@ -269,19 +284,18 @@ def test_srun_starts_a_fabric_over_machines_and_leaves_nothing(tmp_path: Path) -
 def test_machines_that_cannot_are_named_with_the_reason(tmp_path: Path) -> None:
     """Too small an MTU on the way, an address that is not there, a machine that does not answer; nothing is left."""
     with Machines(2, tmp_path) as machines:
-        jumbo = [*NETFOLD, "up", "--topo", "leafspine,2,1,2", "--machines", str(machines.list), "--launcher",
-                 machines.launcher]
-        plain = [*NETFOLD, "up", *over(machines)]
-        done = subprocess.run(jumbo, capture_output=True, text=True, timeout=60, check=False)
+        jumbo = ["up", "--topo", "leafspine,2,1,2", "--machines", str(machines.list), "--launcher", machines.launcher]
+        plain = ["up", *over(machines)]
+        done = processes.netfold(*jumbo)
         assert done.returncode == 1
         assert re.search(r"machine (10\.99\.0\.[12]): eth0 \(\1\) has MTU 1500: .* need 4250", done.stderr), done.stderr
         assert "--path-mtu 1024" in done.stderr
         machines.list.write_text("10.99.0.1\n10.99.0.2 address=10.99.0.7\n")
-        done = subprocess.run(plain, capture_output=True, text=True, timeout=60, check=False)
+        done = processes.netfold(*plain)
         assert done.returncode == 1
         assert "machine 10.99.0.2 has no address 10.99.0.7" in done.stderr, done.stderr
         machines.list.write_text("10.99.0.1\n10.99.0.9\n")
-        done = subprocess.run(plain, capture_output=True, text=True, timeout=60, check=False)
+        done = processes.netfold(*plain)
         assert done.returncode == 1
         assert "machine 10.99.0.9: did not start" in done.stderr, done.stderr
         machines.wait_empty()

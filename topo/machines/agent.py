@@ -14,13 +14,15 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -31,7 +33,9 @@ from netfold.topo.machines import cables
 from netfold.topo.machines.description import Description
 from netfold.topo.network import sandbox
 from netfold.topo.network.mininet_path import MininetMissing
+from netfold.topo.processes import ranks
 from netfold.topo.processes.failures import FabricFailed, SwitchFailed
+from netfold.topo.processes.forks import Forked
 from netfold.topo.rxe.agent import Agent
 from netfold.topo.rxe.frames import HEADER, MOST_RUN, Kind, pack
 from netfold.wire import faults
@@ -41,9 +45,6 @@ SILENT_SECONDS: Final = 15.0
 second."""
 LOOK_SECONDS: Final = 1.0
 """Seconds between checks of the processes here."""
-HANDED_IN: Final = "NETFOLD_MACHINE"
-"""Environment variable for this program inside its sandbox: the numbers of three descriptors, of the description, of
-the machine's own network namespace, and of the frames' way out; and the name of the interface to the other machines."""
 PROGRAMS: Final = ("ip", "nsenter", "mnexec", "ethtool", "tc")
 TCP: Final = "tcp:"
 
@@ -88,9 +89,32 @@ class MachineAgent(Agent):
 
     def environment(self, sent: Mapping[str, str]) -> Mapping[str, str]:
         """This machine's own environment, with what was sent for the command."""
-        here = {name: value for name, value in os.environ.items() if name != HANDED_IN}
         path = f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"
-        return {**here, "PATH": path, **sent}
+        return {**os.environ, "PATH": path, **sent}
+
+    def start(
+        self, argv: Sequence[str], folder: str, environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes] | Forked:
+        """The controller and ranks are forks of processes that have imported what they need, ranks in their hosts."""
+        from netfold.topo.network import switches
+
+        if argv[:2] == ["mnexec", "-a"]:
+            forks, namespaces, argv = ranks.FORKS, ranks.in_namespaces(int(argv[2])).files, argv[3:]
+        elif argv[0] == sys.executable:
+            forks, namespaces = switches.FORKS, ()
+        else:
+            return super().start(argv, folder, environment)
+        os.stat(folder)
+        process = forks.start(argv, subprocess.PIPE, subprocess.PIPE, input=subprocess.PIPE, environment=environment,
+                              namespaces=namespaces, folder=folder)
+        self._watch(file := os.pidfd_open(process.pid), partial(self._over, file))
+        return process
+
+    def _over(self, file: int) -> None:
+        """A process that is no child of this one has ended."""
+        self._unwatch(file)
+        os.close(file)
+        self.collect()
 
     def collect(self) -> None:
         """Collect commands that have ended; the fabric's own processes are collected by those who started them."""
@@ -144,20 +168,24 @@ def check(description: Description) -> None:
 def main() -> int:
     """The program."""
     os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-    inside = os.environ.get(HANDED_IN)
-    out = int(inside.split()[2]) if inside else os.dup(1)
+    out = os.dup(1)
     # what others print belongs to the log, not between frames
     os.dup2(2, 1)
     try:
-        if inside is None:
-            _hand_in(_read_description(), out)
-            return 1  # never reached: the program has been replaced
-        content, outside, _, underlay = inside.split()
-        return _serve(int(content), int(outside), out, underlay)
-    except (FabricFailed, FabricError, MininetMissing, OSError) as error:
-        os.write(out, pack(0, Kind.FAILED, str(error).encode()[:60_000]))
-        print(f"netfold: {error}", file=sys.stderr)
-        return 1
+        description = _read_description()
+        check(description)
+        underlay = cables.underlay(description)
+        outside = os.open("/proc/self/ns/net", os.O_RDONLY)
+    except (FabricFailed, FabricError, OSError) as error:
+        return _failed(error, out)
+    return sandbox.launch(lambda: _inside(description, outside, out, underlay))
+
+
+def _failed(error: Exception, out: int) -> int:
+    """Tell the launcher, and the log, why this machine's part does not run; returns an exit status."""
+    os.write(out, pack(0, Kind.FAILED, str(error).encode()[:60_000]))
+    print(f"netfold: {error}", file=sys.stderr)
+    return 1
 
 
 def _read_description() -> Description:
@@ -182,24 +210,28 @@ def _read(length: int) -> bytes:
     return data
 
 
-def _hand_in(description: Description, out: int) -> None:
-    """Check, and run this program again in a sandbox, with the machine's own network in hand.  Does not return."""
-    check(description)
-    underlay = cables.underlay(description)
-    content = tempfile.TemporaryFile()  # noqa: SIM115 - it is handed to the program that takes this one's place
-    content.write(msgspec.json.encode(description))
-    content.flush()
-    handed = [content.fileno(), os.open("/proc/self/ns/net", os.O_RDONLY), out]
-    for number in handed:
-        os.set_inheritable(number, True)
-    os.environ[HANDED_IN] = " ".join([*map(str, handed), underlay])
-    argv = sandbox.command([sys.executable, "-m", "netfold.topo.machines.agent"])
-    sys.stderr.flush()
-    os.execv(argv[0], argv)
+def _inside(description: Description, outside: int, out: int, underlay: str) -> NoReturn:
+    """Run the part in this process, inside the sandbox, and end with it.
+
+    outside  file descriptor of the machine's own network namespace
+    out      file descriptor to which frames are written
+    """
+    status = 1
+    try:
+        _serve(description, outside, out, underlay)
+    except (FabricFailed, FabricError, MininetMissing, OSError) as error:
+        status = _failed(error, out)
+    except SystemExit as end:
+        print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
 
 
-def _serve(content: int, outside: int, out: int, underlay: str) -> int:
-    """Run the part, inside the sandbox, until the launcher closes the line."""
+def _serve(description: Description, outside: int, out: int, underlay: str) -> None:
+    """Run the part until the launcher closes the line."""
     import mininet  # noqa: F401
     from mininet.log import setLogLevel
 
@@ -207,11 +239,6 @@ def _serve(content: int, outside: int, out: int, underlay: str) -> int:
     from netfold.topo.network.net import Network, with_sockets_in
     from netfold.topo.network.switches import CLASSES
 
-    with os.fdopen(content, "rb") as file:
-        file.seek(0)
-        description = msgspec.json.decode(file.read(), type=Description)
-    for number in (outside, out):
-        os.set_inheritable(number, False)
     setLogLevel("error")
     folder = sandbox.rundir()
     fabric = with_sockets_in(description.fabric, folder)
@@ -227,7 +254,6 @@ def _serve(content: int, outside: int, out: int, underlay: str) -> int:
         ready = Ready(str(folder), {name: network.mininet.get(name).pid for name in description.hosts},
                       {switch.name: switch.child.pid for switch in network.switches if switch.child})
         agent.serve(msgspec.json.encode(ready), LOOK_SECONDS)
-    return 0
 
 
 if __name__ == "__main__":

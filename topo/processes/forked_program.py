@@ -139,7 +139,7 @@ def warm(program: Program, folder: str) -> None:
         for module, names in _imports(tree):
             with contextlib.suppress(Exception):  # likewise
                 importlib.__import__(module, fromlist=names)
-                if module.partition(".")[0] == "netfold":
+                if module.partition(".")[0] == "netfold" and not module.startswith("netfold.topo.rxe."):
                     for joining in JOINING:
                         importlib.import_module(joining)
         if "torch" in sys.modules and _trains(tree):

@@ -155,14 +155,16 @@ class Forks:
     def start(
         self, command: Sequence[str], output: int | IO[bytes], errors: int | IO[bytes], *,
         input: int = subprocess.DEVNULL, environment: Mapping[str, str] | None = None, namespaces: Sequence[str] = (),
+        folder: str | None = None,
     ) -> Forked:
-        """Start a program by the command line that does it, in this process's folder and in a session of its own.  A
-        server that has ended is replaced once.  Raises OSError.
+        """Start a program by the command line that does it, in a session of its own.  A server that has ended is
+        replaced once.  Raises OSError.
 
         output, errors  files, or subprocess.PIPE
         input           subprocess.DEVNULL or subprocess.PIPE
         environment     default: that of the server
         namespaces      files of the namespaces to enter, such as /proc/1/ns/net
+        folder          its current one; default: that of this process
         """
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as failed:
             pipes: list[IO[bytes] | None] = []
@@ -178,7 +180,7 @@ class Forks:
                     wanted = theirs.enter_context(open(os.devnull, "r+b", buffering=0))
                 pipes.append(pipe)
                 files.append(wanted if isinstance(wanted, int) else wanted.fileno())
-            request = self._request(command, environment, namespaces)
+            request = self._request(command, environment, namespaces, folder)
             forked = self._served(lambda server: _start(server, request, files, pipes))
             failed.pop_all()
         return forked
@@ -186,14 +188,16 @@ class Forks:
     def warm(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
         """Have the server import what this program will import, beside whatever is done until it starts.  Raises
         OSError."""
-        request = self._request(command, environment, ())
+        request = self._request(command, environment)
         self._served(lambda server: _send(server, WARM, request, []))
 
     def _request(
-        self, command: Sequence[str], environment: Mapping[str, str] | None, namespaces: Sequence[str]
+        self, command: Sequence[str], environment: Mapping[str, str] | None, namespaces: Sequence[str] = (),
+        folder: str | None = None,
     ) -> StartRequest:
         ours = {**os.environ, **self._environment} if environment is None else dict(environment)
-        return {"command": list(command), "environment": ours, "folder": os.getcwd(), "namespaces": list(namespaces)}
+        return {"command": list(command), "environment": ours, "folder": folder or os.getcwd(),
+                "namespaces": list(namespaces)}
 
     def _served(self, ask: Callable[[socket.socket], T]) -> T:
         with self._lock:

@@ -23,16 +23,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from netfold.topo.rxe.frames import FROM_GUEST, LEAST_WAITING, MOST, MOST_WAITING, Kind, Splitter, pack
 from netfold.topo.rxe.image import PORT
+
+if TYPE_CHECKING:
+    from netfold.topo.processes.forks import Forked
 
 
 class Command:
     """A command that runs."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | Forked) -> None:
         self.process = process
         self.input = process.stdin
         self.outputs: dict[int, tuple[IO[bytes], Kind]] = {}
@@ -113,6 +116,13 @@ class Agent:
     def environment(self, sent: Mapping[str, str]) -> Mapping[str, str]:
         """The environment of a command, of which this was sent."""
         return sent
+
+    def start(
+        self, argv: Sequence[str], folder: str, environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes] | Forked:
+        """Start a command in a folder, in a session of its own, with pipes.  Raises OSError."""
+        return subprocess.Popen(argv, cwd=folder, env=environment, start_new_session=True, stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def collect(self) -> None:
         """Collect processes that have ended, also those whose parents ended before them."""
@@ -195,10 +205,7 @@ class Agent:
 
     def _run(self, channel: int, wanted: dict[str, Any]) -> None:
         try:
-            process = subprocess.Popen(
-                wanted["argv"], cwd=wanted["cwd"], env=self.environment(wanted["env"]), start_new_session=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            )
+            process = self.start(wanted["argv"], wanted["cwd"], self.environment(wanted["env"]))
         except OSError as error:
             self._send(channel, Kind.ERRORS, f"cannot run {wanted['argv'][0]}: {error}\n".encode())
             self._send(channel, Kind.EXIT, struct.pack("!i", 127))

@@ -10,20 +10,43 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import TracebackType
 
-SHELL = Path(__file__).with_name("remote_shell.py")
+from support.sandboxes import processes, remote_shell
+
 SECONDS = 60.0
+_libc = ctypes.CDLL(None, use_errno=True)
 PARTS = ("netfold.topo", "netfold.cli", "softswitch", "mininet:")
 
 
 def ip(*words: str) -> str:
     """Run ip(8) and return its output."""
     return subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=10).stdout
+
+
+def _serve(number: int) -> int:
+    """Start a machine's server of remote commands, a fork of this process, and return its process number."""
+    listening, here = os.pipe()
+    server = os.fork()
+    if server == 0:
+        try:
+            os.close(listening)
+            with open(f"/run/netns/m{number}") as namespace:
+                assert _libc.setns(namespace.fileno(), 0) == 0
+            remote_shell.serve(f"10.99.0.{number}", here)
+        finally:
+            os._exit(1)
+    os.close(here)
+    with open(listening, "rb") as until:
+        until.read()
+    return server
 
 
 class Machines:
@@ -35,8 +58,8 @@ class Machines:
     def __init__(self, count: int, folder: Path, mtu: int = 1500) -> None:
         self.numbers, self.mtu = range(1, count + 1), mtu
         self.list = folder / "hosts.txt"
-        self.launcher = f"{sys.executable} {SHELL} {{host}}"
-        self._servers: list[subprocess.Popen[str]] = []
+        self.launcher = f"{sys.executable} {remote_shell.__file__} {{host}}"
+        self._servers: list[int] = []
 
     def __enter__(self) -> Machines:
         subprocess.run(["mount", "-t", "tmpfs", "none", "/run"], check=True, timeout=10)
@@ -51,20 +74,16 @@ class Machines:
             ip("-n", f"m{n}", "address", "add", f"10.99.0.{n}/24", "dev", "eth0")
             for name in ("lo", "eth0"):
                 ip("-n", f"m{n}", "link", "set", name, "up")
-            command = ["ip", "netns", "exec", f"m{n}", sys.executable, str(SHELL), "serve", f"10.99.0.{n}"]
-            self._servers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            self._servers.append(_serve(n))
         self.list.write_text("".join(f"10.99.0.{n}\n" for n in self.numbers))
-        for server in self._servers:
-            assert server.stdout is not None
-            assert server.stdout.readline() == "listening\n"
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for server in self._servers:
-            server.kill()
-            server.wait()
+            os.kill(server, signal.SIGKILL)
+            os.waitpid(server, 0)
 
     def cut(self, address: str, *, up: bool = False) -> None:
         """Pull a machine's only cable to the others, or plug it in again."""
@@ -77,18 +96,19 @@ class Machines:
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 _, _, rest = file.read_text().rpartition(") ")
                 state, parent = rest.split()[:2]
-                if state != "Z" and int(parent) == self._servers[number - 1].pid:
+                if state != "Z" and int(parent) == self._servers[number - 1]:
                     found.append(int(file.parent.name))
         return found
 
     def running(self) -> list[str]:
         """The command lines of agents, switches, hosts and controllers, of which namespaces ever: process numbers of
-        namespaces inside this one are seen here too."""
+        namespaces inside this one are seen here too.  The test's own fork server is none of them."""
         found = []
         for file in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 line = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if "pytest" not in line and any(part in line for part in PARTS):
+                ours = "pytest" in line or int(file.parent.name) == processes.FORKS.server
+                if not ours and any(part in line for part in PARTS):
                     found.append(line)
         return found
 

@@ -27,14 +27,14 @@ BOUND = 120.0
 """Seconds for a test: a switch that compiles from source, cold, on a busy machine."""
 _NO_TEST: Final = {"PYTEST_CURRENT_TEST": ""}
 """Programs run in a fork of a process with the same environment alone (topo/processes/forked_program.py)."""
-_FORKS: Final = Forks(*topo_switches.FORKS.modules, environment=_NO_TEST)
+FORKS: Final = Forks(*topo_switches.FORKS.modules, environment=_NO_TEST)
 
 
 def forked(
     command: Sequence[str], output: int | IO[bytes], errors: int | IO[bytes], env: Mapping[str, str] | None = None
 ) -> Forked:
     """Start a Python program in a fork, in a session of its own; ``env`` is that of this process by default."""
-    return _FORKS.start(command, output, errors, environment={**(os.environ if env is None else env), **_NO_TEST})
+    return FORKS.start(command, output, errors, environment={**(os.environ if env is None else env), **_NO_TEST})
 
 
 def netfold(*words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
