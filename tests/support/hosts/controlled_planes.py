@@ -28,7 +28,7 @@ from netfold.host.opening.planes import Plane, RailSpec
 from netfold.host.rails import joining
 from netfold.testing import subnet
 from support.control.controller import BOUND, MemorySwitch
-from support.hosts.loopback_rails import NAMES, STALL
+from support.hosts.loopback_rails import NAMES, STALL, known_links
 
 REJOIN = 1.0
 """Seconds that a rail waits for a rank that does not come: all of them live in this process."""
@@ -63,6 +63,7 @@ class Controlled:
 
         stack.enter_context(mock.patch.object(Membership, "leave", leaves))
         stack.enter_context(mock.patch.object(joining, "REJOIN", REJOIN))
+        stack.enter_context(known_links())
         stack.enter_context(mock.patch.dict(os.environ, {joining.STALL_VARIABLE: STALL}))
 
     def host_of(self, membership: Membership) -> int:

@@ -9,13 +9,16 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Final
 from unittest import mock
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.opening.planes import Kind, Plane, RailSpec
 from netfold.host.rails.joining import STALL_VARIABLE
+from netfold.host.selection.chooser import Chooser
+from netfold.host.selection.cost import LinkCost
+from netfold.host.selection.measure import Measured
 from netfold.testing import LoopbackSwitch, subnet
 from support.hosts.group_jobs import GroupJobs
 from support.hosts.torch import LoopbackJobs, loopback_jobs
@@ -23,6 +26,13 @@ from support.hosts.verbs_jobs import VerbsJobs
 
 NAMES = "abcdef"
 STALL = "5"
+LINKS: Final = Measured(LinkCost(1e-4, 1e-9, 1e-10), 1.0)
+"""What every link counts as: to measure those of all planes takes longer than all else that a job does here."""
+
+
+def known_links() -> AbstractContextManager[object]:
+    """A context in which links are known and none is measured."""
+    return mock.patch.object(Chooser, "_measured", return_value=LINKS)
 
 
 class LoopbackPlanes:
@@ -65,6 +75,7 @@ def loopback_planes(kinds: Sequence[Kind], world: int, *, groups: bool = False) 
     groups  one group of the ranks may fold, too
     """
     with ExitStack() as stack:
+        stack.enter_context(known_links())
         planes = LoopbackPlanes(kinds, world, stack, groups=groups)
         yield planes
         for jobs in planes.jobs:
