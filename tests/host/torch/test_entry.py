@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+import tempfile
 import tomllib
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from netfold.topo.processes.forks import Forks
 from support.docs.snippets import ROOT
 
 pytest.importorskip("torch")
@@ -26,46 +27,58 @@ dist.destroy_process_group()
 """
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """A distribution with our entry point alone, beside the paths of this process."""
-    group = "torch.backends"
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Runs the program with a backend and environment variables, in a fork of a process that has imported torch; our
+    entry point is that of a distribution which is beside the paths of this process.  Returns the status and what it
+    has printed, on standard output and on standard error."""
+    folder, group = tmp_path_factory.mktemp("entry"), "torch.backends"
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][group]
-    info = tmp_path / "netfold-0.1.0.dist-info"
+    info = folder / "netfold-0.1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: netfold\nVersion: 0.1.0\n")
     (info / "entry_points.txt").write_text(
         f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in points.items()))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NETFOLD_")}
-    return kept | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    kept |= {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path]), "PYTEST_CURRENT_TEST": ""}
+    script = folder / "program.py"
+    script.write_text(PROGRAM)
+    forks = Forks("torch.distributed", environment=kept)
 
+    def one(backend: str, **variables: str) -> tuple[int, str, str]:
+        (folder / "store").unlink(missing_ok=True)
+        with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+            program = forks.start([sys.executable, str(script), backend, str(folder / "store")], output, errors,
+                                  environment=kept | variables)
+            status = program.wait(240)
+            output.seek(0)
+            errors.seek(0)
+            return status, output.read(), errors.read()
 
-def run(environment: dict[str, str], tmp_path: Path, backend: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", PROGRAM, backend, str(tmp_path / "store")], env=environment, text=True,
-                          capture_output=True, timeout=240, check=False)
+    yield one
+    forks.close()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_group_needs_no_import_of_ours(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_group_needs_no_import_of_ours(run: Run) -> None:
     """`import torch` alone imports nothing of NetFold; a group of its backend does, and other backends do not."""
-    found = run(environment | {"NETFOLD_CONTROLLER": "store", "NETFOLD_ADDRESS": "127.0.0.1"}, tmp_path, "netfold")
-    assert found.stdout == "NetfoldGroup True\n", found.stderr
-    (tmp_path / "store").unlink(missing_ok=True)
-    assert run(environment, tmp_path, "gloo").stdout.endswith("False\n")
+    _, said, errors = run("netfold", NETFOLD_CONTROLLER="store", NETFOLD_ADDRESS="127.0.0.1")
+    assert said == "NetfoldGroup True\n", errors
+    assert run("gloo")[1].endswith("False\n")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_refused_group_ends_in_one_line(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_refused_group_ends_in_one_line(run: Run) -> None:
     """Without a controller the message names three ways on, without a traceback unless that is asked for; a group with
     a device that ours does not carry is refused before anything else."""
-    found = run(environment, tmp_path, "netfold")
-    assert found.returncode == 1
-    (line,) = found.stderr.splitlines()
+    status, _, errors = run("netfold")
+    assert status == 1
+    (line,) = errors.splitlines()
     assert "NETFOLD_CONTROLLER" in line
     assert "'store'" in line
     assert "netfold run -np 1 --topo leafspine,2,1,2 -- python SCRIPT" in line
-    asked = run(environment | {"NETFOLD_TRACEBACK": "1"}, tmp_path, "netfold")
-    assert "Traceback" in asked.stderr
-    assert "is for tensors on all devices" in run(environment, tmp_path, "cpu:netfold,cuda:gloo").stderr
+    assert "Traceback" in run("netfold", NETFOLD_TRACEBACK="1")[2]
+    assert "is for tensors on all devices" in run("cpu:netfold,cuda:gloo")[2]

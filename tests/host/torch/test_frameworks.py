@@ -25,6 +25,7 @@ from support.hosts.torch import loopback_jobs, torchrun
 from support.sandboxes.topo import in_sandbox
 
 PROGRAM = Path(__file__).parents[2] / "support" / "ranks" / "rank_lightning.py"
+AS_MODULE = PROGRAM.with_name("rank_module.py")
 RANKS = 2
 STORE = {"NETFOLD_CONTROLLER": "store", "NETFOLD_ALGO": "ring", "NETFOLD_ADDRESS": "127.0.0.1"}
 
@@ -100,7 +101,7 @@ def test_a_script_runs_unchanged_in_netfolds_group(tmp_path: Path) -> None:
         "print(f'sum {x.tolist()} {dist.get_backend()} {sys.argv[1:]} {beside.NAME}')  # in one piece\n"
     )
     (tmp_path / "beside.py").write_text("NAME = 'beside'\n")
-    said = torchrun(Path("-m"), "netfold.torch", str(script), "--lr", "3", ranks=RANKS, environment=STORE)
+    said = torchrun(AS_MODULE, "netfold.torch", str(script), "--lr", "3", ranks=RANKS, environment=STORE, forks=True)
     assert said.count("sum [3.0, 3.0, 3.0, 3.0, 3.0] netfold ['--lr', '3'] beside") == RANKS
 
 
@@ -142,8 +143,8 @@ def test_a_program_that_names_gloo_gets_netfolds_groups(tmp_path: Path) -> None:
     script.write_text(NAMES_GLOO)
     (tmp_path / "beside.py").write_text("NAME = 'beside'\n")
     said = torchrun(
-        Path("-m"), "netfold.torch", "--as", "gloo", str(script), str(tmp_path / "store"), "0", ranks=RANKS,
-        environment=STORE,
+        AS_MODULE, "netfold.torch", "--as", "gloo", str(script), str(tmp_path / "store"), "0", ranks=RANKS,
+        environment=STORE, forks=True,
     )
     assert said.count(f"['NetfoldGroup', 'netfold'] [{str(tmp_path / 'store')!r}, '0'] beside __main__ True") == RANKS
     assert said.count("child netfold") == 1
