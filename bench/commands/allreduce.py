@@ -178,8 +178,8 @@ def _start_workers(options: AllreduceOptions) -> Iterator[tuple[dict[str, Worker
                 command = _command(options, names[group_name], controller=False)
                 workers[group_name] = stack.enter_context(Workers(group_name, command, entered, envs, logs))
         if "bridge" in workers:
-            peers = [msgspec.json.decode(line, type=Peer) for line in workers["bridge"].receive(READY_SECONDS)]
-            workers["bridge"].send(msgspec.json.encode(PlainPeers(peers, draw())))
+            peers = workers["bridge"].results(Peer, READY_SECONDS)
+            workers["bridge"].send(PlainPeers(peers, draw()))
         for group in workers.values():
             group.receive(READY_SECONDS)
         yield workers, network
@@ -209,11 +209,11 @@ def _measure(
                             bool(options.check) and number == options.rounds - 1)
                 group, on_fabric = workers[_group_of(name)], network if _group_of(name) in ON_FABRIC else None
                 moved, spent = _host_bytes(on_fabric), _switch_seconds(on_fabric)  # counting takes processor time, too
-                group.send(msgspec.json.encode(turn))
-                took = group.receive((options.iterations + options.warmup + 2) * options.timeout)
+                group.send(turn)
+                took = group.results(Timing, (options.iterations + options.warmup + 2) * options.timeout)
                 calls = options.iterations + options.warmup
                 turns[name].append(AllreduceTurn(
-                    [msgspec.json.decode(line, type=Timing) for line in took],
+                    took,
                     (_switch_seconds(on_fabric) - spent) / calls,
                     max(map(operator.sub, _host_bytes(on_fabric), moved), default=0) / calls / nbytes,
                 ))

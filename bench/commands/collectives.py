@@ -16,14 +16,12 @@ latencies, and the least and greatest of these.
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-import msgspec
-
 from netfold.bench.commands.collectives_figures import CollectivesRow, write
+from netfold.bench.harness import rank_programs
 from netfold.bench.options.sums import COLLECTIVES, CollectivesOptions
 from netfold.bench.ranks.collectives import GLOO, STEP, Cell, CollectivesResult, CollectivesTask
 from netfold.fabric.graph import bits_per_second
@@ -75,14 +73,12 @@ def run(options: CollectivesOptions) -> None:
 
     task = CollectivesTask(cells, options.rounds, options.iterations, leaf=options.leaf)
     fabric = options.fabric(rundir=sandbox.rundir())
-    command = [sys.executable, "-m", "netfold.bench.ranks.collectives", msgspec.json.encode(task).decode()]
     print(f"# {options.ranks} ranks; {options.in_words}, losing {options.loss:.1%}; medians of {options.rounds} rounds "
           f"of {options.iterations}, of the slowest rank")
     with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as logs, Network(fabric, logs=Path(logs)) as network:
         within = 60 + task.timeout * options.rounds * len(cells)
-        lines = network.launch(command, job="collectives").wait(within=within)
-    results = [msgspec.json.decode(line[-1], type=CollectivesResult) for line in lines]
-    rows = rows_of(cells, results, options.ranks, bits_per_second(options.rate) if options.link_rate else 0.0)
+        took = rank_programs.results(network, "collectives", task, CollectivesResult, job="collectives", within=within)
+    rows = rows_of(cells, took, options.ranks, bits_per_second(options.rate) if options.link_rate else 0.0)
     print(f"# {'collective':<15} {'bytes':>10}  {'algorithm':<22} {'ms':>9} {'best..worst':>19} {'link':>5} "
           f"{'x first':>8} {'average us':>11} {'least..greatest':>21} {'cpu ms':>8} {'busiest':>8}")
     for row in rows:

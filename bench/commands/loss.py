@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from netfold.bench.harness import rank_programs
 from netfold.bench.options.faults import LossOptions
 from netfold.bench.ranks.loss import LossResult, LossTask
 from netfold.fabric.graph import Fabric
@@ -102,9 +103,8 @@ class _Round:
 
 def _measure(network: Any, options: LossOptions, credits: str) -> _Round:
     work = LossTask(-(-options.bytes_of("nbytes", 1) // 4), options.iterations)
-    command = [sys.executable, "-m", "netfold.bench.ranks.loss", msgspec.json.encode(work).decode()]
-    lines = network.launch(command, job="loss", env={CREDITS_VARIABLE: credits}).wait(within=SECONDS)
-    took = [msgspec.json.decode(said[-1], type=LossResult) for said in lines]
+    took = rank_programs.results(network, "loss", work, LossResult, job="loss", within=SECONDS,
+                                 env={CREDITS_VARIABLE: credits})
     slowest = [max(times) for times in zip(*(one.seconds for one in took), strict=True)]
     return _Round(statistics.median(slowest), took, network.status(), network.fabric)
 

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple, get_args
 
 import msgspec
 
+from netfold.bench.harness import rank_programs
 from netfold.bench.options.paths import PathsOptions
 from netfold.bench.ranks.paths import BREAK_LINK, RESTORE_LINK, Collective, Mode, PathsResult, PathsTask, Transport
 from netfold.fabric.graph import Engine, Fabric, PlannerName
@@ -89,7 +90,7 @@ def run(options: PathsOptions) -> list[PathsResult]:
     )
     results: list[PathsResult] = []
     with Network(fabric, logs=options.out / "logs") as network:
-        command = [sys.executable, "-m", "netfold.bench.ranks.paths", msgspec.json.encode(task).decode()]
+        command = rank_programs.command("paths", task)
         for rank, line in network.launch(command, job="paths").lines(within=SECONDS):
             if line == BREAK_LINK:
                 time.sleep(options.fail_link or 0.0)

@@ -38,8 +38,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from netfold.bench.commands import rails_death, rails_mptcp, rails_training
 from netfold.bench.commands.allreduce import READY_SECONDS
 from netfold.bench.commands.rails_figures import FIRST, write
@@ -171,9 +169,8 @@ def _congestion(planes: Planes) -> str:
 
 
 def _turn(options: RailsOptions, workers: Workers, turn: SumsCommand) -> list[SumsResult]:
-    workers.send(msgspec.json.encode(turn))
-    lines = workers.receive((turn.iterations + turn.warmup + 2) * options.timeout)
-    return [msgspec.json.decode(line, type=SumsResult) for line in lines]
+    workers.send(turn)
+    return workers.results(SumsResult, (turn.iterations + turn.warmup + 2) * options.timeout)
 
 
 def _starts(options: RailsOptions, workers: Workers, folder: Path, echo: Callable[[str], None]) -> list[Started]:
@@ -185,13 +182,10 @@ def _starts(options: RailsOptions, workers: Workers, folder: Path, echo: Callabl
         for name, start, known in STARTS:
             # the hot start leaves its measurements there for the next one
             file = figures if start == "hot" or known else ""
-            command = OpenCommand(
-                f"bench-{name}{number}", start, file, nbytes, FIRST, options.sizes
-            )
-            workers.send(msgspec.json.encode(command))
-            lines = workers.receive(READY_SECONDS + (FIRST + 2) * options.timeout)
+            workers.send(OpenCommand(f"bench-{name}{number}", start, file, nbytes, FIRST, options.sizes))
+            results = workers.results(OpenResult, READY_SECONDS + (FIRST + 2) * options.timeout)
             if number:
-                begun[name].append([msgspec.json.decode(line, type=OpenResult) for line in lines])
+                begun[name].append(results)
     for use in begun[STARTS[-1][0]][-1][0].uses:
         rate = "an unknown rate" if use.bandwidth is None else f"{use.bandwidth * 8 / 1e6:.1f} Mb/s"
         echo(f"# {use.name}: measured {use.latency * 1e3:.2f} ms + {rate}")
@@ -299,12 +293,12 @@ def _cut(options: RailsOptions, workers: Workers, planes: Planes, part: float, e
     whole = max(took.seconds for took in _turn(options, workers, SumsCommand(nbytes, 2, 2)))
     left = sum(nbytes / max(t.seconds for t in _turn(options, workers, SumsCommand(nbytes, 2, 1, rail)))
                for rail in range(last))
-    workers.send(msgspec.json.encode(SumsCommand(nbytes, announce=True)))
-    begun = max(msgspec.json.decode(line, type=Announcement).at for line in workers.receive(options.timeout))
+    workers.send(SumsCommand(nbytes, announce=True))
+    begun = max(one.at for one in workers.results(Announcement, options.timeout))
     time.sleep(max(0.0, begun + part * whole - time.monotonic()))
     planes.cut(last)
     at = time.monotonic() - begun
-    took = [msgspec.json.decode(line, type=SumsResult) for line in workers.receive(2 * options.timeout)]
+    took = workers.results(SumsResult, 2 * options.timeout)
     seconds = max(t.begun + t.seconds for t in took) - begun
     ideal = at + max(0.0, nbytes - at * nbytes / whole) / left
     planes.cut(last, up=True)

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from netfold.bench.commands.rails_report import DeathCall, RailDeath
 from netfold.bench.ranks.rail_series import SeriesCommand, SeriesResult
 
@@ -28,16 +26,16 @@ def measure(
 ) -> RailDeath:
     """Make the series.  Raises WorkerFailed."""
     last = len(planes.networks) - 1
-    workers.send(msgspec.json.encode(SeriesCommand(nbytes, PROBE)))
-    whole = max(call.seconds for call in decode(workers.receive((PROBE + 1) * timeout))[0].calls[1:])
-    workers.send(msgspec.json.encode(SeriesCommand(nbytes, calls)))
+    workers.send(SeriesCommand(nbytes, PROBE))
+    whole = max(call.seconds for call in workers.results(SeriesResult, (PROBE + 1) * timeout)[0].calls[1:])
+    workers.send(SeriesCommand(nbytes, calls))
     time.sleep(BEFORE * calls * whole)
     planes.cut(last)
     cut = time.monotonic()
     time.sleep(WITHOUT * calls * whole)
     planes.cut(last, up=True)
     back = time.monotonic()
-    results = decode(workers.receive((calls + 1) * timeout))
+    results = workers.results(SeriesResult, (calls + 1) * timeout)
     death = death_of(nbytes, cut, back, results)
     longest = max(death.calls, key=lambda call: call.took)
     used = [call for call in death.calls if call.at > death.back and call.carried[last]]
@@ -46,11 +44,6 @@ def measure(
          f"{sum(call.wrong for call in death.calls)} wrong elements; the rail carries again "
          + (f"{used[0].at - death.back:.2f} s after that" if used else "not before the end"))
     return death
-
-
-def decode(lines: Sequence[bytes]) -> list[SeriesResult]:
-    """The answers of all ranks."""
-    return [msgspec.json.decode(line, type=SeriesResult) for line in lines]
 
 
 def death_of(nbytes: int, cut: float, back: float, results: Sequence[SeriesResult]) -> RailDeath:

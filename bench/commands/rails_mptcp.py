@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from netfold.bench.commands.rails_report import MptcpRow
 from netfold.bench.ranks.mptcp import MptcpCommand, MptcpResult, mptcp_socket
 from netfold.topo.processes.failures import FabricFailed
@@ -59,14 +57,14 @@ def started(planes: Planes, logs: Path, timeout: float) -> Iterator[Workers]:
     envs = [{"RANK": str(rank)} for rank in range(len(hosts))]
     with Workers("mptcp", command, [in_namespaces(pid) for pid in pids], envs, logs) as workers:
         workers.receive(timeout)
-        workers.send(b"{}")
+        workers.send({})
         yield workers
 
 
 def turn(workers: Workers, nbytes: int, count: int, timeout: float) -> list[MptcpResult]:
     """Sum ``count`` times, after one other.  Raises WorkerFailed."""
-    workers.send(msgspec.json.encode(MptcpCommand(nbytes, count)))
-    return [msgspec.json.decode(line, type=MptcpResult) for line in workers.receive((count + 2) * timeout)]
+    workers.send(MptcpCommand(nbytes, count))
+    return workers.results(MptcpResult, (count + 2) * timeout)
 
 
 def row(rails: Sequence[float], turns: Sequence[Sequence[MptcpResult]]) -> MptcpRow:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from netfold.bench.commands.rails_report import RailTrainingRow
 from netfold.bench.ranks.rail_training import RailTrainingCommand, RailTrainingResult
 
@@ -49,9 +47,8 @@ def measure(
             at = (number + place) % len(ways)
             rail = at if at < len(spec.names) else None
             command = RailTrainingCommand(spec.steps, WARMUP, spec.width, BATCH, rail, ways[at] == GLOO)
-            workers.send(msgspec.json.encode(command))
-            lines = workers.receive((spec.steps + WARMUP + 2) * spec.timeout)
-            took[ways[at]].append([msgspec.json.decode(line, type=RailTrainingResult) for line in lines])
+            workers.send(command)
+            took[ways[at]].append(workers.results(RailTrainingResult, (spec.steps + WARMUP + 2) * spec.timeout))
     rows = rows_of(list(spec.names), took)
     parameters = took[GLOO][0][0].parameters
     echo(f"# training a network of {parameters} parameters, {BATCH} images a rank, {spec.steps} steps a turn, medians "

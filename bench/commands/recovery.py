@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from netfold.bench.harness import rank_programs
 from netfold.bench.options.faults import RECOVERY_FAULTS, RecoveryOptions
 from netfold.bench.ranks.recovery import STARTED, RecoveryResult, RecoveryTask
 from netfold.topo.network import sandbox
@@ -96,7 +97,7 @@ def _measure(network: Network, fault: str) -> Pause:
     }
     phases = 2 if fault == "return" else 1
     work = RecoveryTask(ELEMENTS, BEFORE + phases * AFTER)
-    command = [sys.executable, "-m", "netfold.bench.ranks.recovery", msgspec.json.encode(work).decode()]
+    command = rank_programs.command("recovery", work)
     ranks = network.launch(command, job=fault)
     results: list[RecoveryResult] = []
     began = injected = returned = 0.0

@@ -9,16 +9,15 @@ slots as the controller gave.  Links have the delay of the other cases; no case 
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
 import numpy as np
 
+from netfold.bench.harness import rank_programs
 from netfold.bench.ranks.loss import LossResult, LossTask
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric
@@ -116,11 +115,10 @@ def simulated(fabric: Fabric, topology: Topology, case: FoldCase, slots: int) ->
 def measure(network: Network, case: FoldCase, rounds: int) -> tuple[list[LossResult], int]:
     """Sum on the fabric; also returns the slots of each tree.  Raises RankFailed, WrongData."""
     job = f"fold{case.ranks}x{case.nbytes}"
-    task = msgspec.json.encode(LossTask(case.nbytes // 4, rounds)).decode()
-    lines = network.launch([sys.executable, "-m", "netfold.bench.ranks.loss", task], job=job,
-                           hosts=[network.fabric.hosts[host] for host in members(case)]).wait(within=WITHIN)
+    task, hosts = LossTask(case.nbytes // 4, rounds), [network.fabric.hosts[host] for host in members(case)]
+    took = rank_programs.results(network, "loss", task, LossResult, job=job, within=WITHIN, hosts=hosts)
     (slots,) = (one.slots for one in network.status().jobs if one.name == job)
-    return [msgspec.json.decode(said[-1], type=LossResult) for said in lines], slots
+    return took, slots
 
 
 def compared(case: FoldCase, took: Sequence[LossResult], model: SimulatedSum) -> FoldRow:

@@ -17,7 +17,6 @@ import random
 import secrets
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from netfold.bench.harness import rank_programs
 from netfold.bench.harness.overhearing import Overhearing
 from netfold.bench.harness.schedule import FAULTS, Fault, StepFailed, StepRunner, Victims, schedule
 from netfold.bench.harness.strangers import SmallDisk, Strangers
@@ -189,7 +189,7 @@ def _round(options: SoakOptions, seed: int) -> SoakRound:
         env = {tokens.TOKEN_FILE_VARIABLE: str(fabric.job_token_file), "NETFOLD_FLIGHT": str(flights)}
         over = folder / "over"
         work = SoakTask(seed, options.elements, str(over))
-        command = [sys.executable, "-m", "netfold.bench.ranks.soak", msgspec.json.encode(work).decode()]
+        command = rank_programs.command("soak", work)
         try:
             network = Network(fabric, logs=disk.place / "logs")
             network.file = folder / "fabric.toml"

@@ -192,9 +192,8 @@ def _turn(
     group = workers[network_of(name)]
     before = sum(map(cpu_seconds, switches))
     record = str(options.record.resolve() / f"{name}-{bits}.json") if options.record is not None else ""
-    group.send(msgspec.json.encode(_command(options, way, bits, number, record)))
-    lines = group.receive(_patience(options))
+    group.send(_command(options, way, bits, number, record))
+    results = group.results(TrainResult, _patience(options))
     done = options.steps + WARMUP + PROBES + 1
     spent = (sum(map(cpu_seconds, switches)) - before) / done if network_of(name) == "fabric" else 0.0
-    results = [msgspec.json.decode(line, type=TrainResult) for line in lines]
     return Turn(results, spent, check(label(name, bits), bits, results, alone))

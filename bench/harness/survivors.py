@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import queue
 import signal
-import sys
 import threading
 import time
 from types import TracebackType
@@ -19,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from netfold.bench.harness import rank_programs
 from netfold.bench.ranks.survivor import Reached, SurvivorTask, Way
 from netfold.fabric.graph import Host
 from netfold.host.api.join_settings import RailName
@@ -142,7 +142,7 @@ class Survivors:
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _start(self, hosts: list[Host], task: SurvivorTask) -> None:
-        command = [sys.executable, "-m", "netfold.bench.ranks.survivor", msgspec.json.encode(task).decode()]
+        command = rank_programs.command("survivor", task)
         ranks = self._launch(command, job=self._job, hosts=hosts)
         for place, host in enumerate(hosts):
             self._ranks[host.name] = ranks, place

@@ -10,12 +10,17 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
+
+import msgspec
 
 from netfold.disk import files
 from netfold.topo.processes.failures import FabricFailed
 from netfold.topo.processes.forks import Forked
 from netfold.topo.processes.lifecycle import tail, terminate
 from netfold.topo.processes.ranks import Enter, start
+
+T = TypeVar("T")
 
 
 class WorkerFailed(FabricFailed):
@@ -61,12 +66,13 @@ class Workers:
         """Process numbers of the workers."""
         return [process.pid for process in self._processes]
 
-    def send(self, command: bytes) -> None:
-        """Send a line to every worker.  Raises WorkerFailed."""
+    def send(self, command: object) -> None:
+        """Send a command to every worker, as a line of JSON.  Raises WorkerFailed."""
+        line = msgspec.json.encode(command) + b"\n"
         for rank, process in enumerate(self._processes):
             assert process.stdin is not None
             try:
-                process.stdin.write(command + b"\n")
+                process.stdin.write(line)
                 process.stdin.flush()
             except BrokenPipeError:
                 raise self._failed(rank, "takes no commands any more") from None
@@ -93,6 +99,10 @@ class Workers:
                     if self._take(key.data, lines):
                         selector.unregister(key.fileobj)
         return [lines[rank] for rank in range(len(lines))]
+
+    def results(self, kind: type[T], within: float) -> list[T]:
+        """Receive every worker's next line, which has the JSON of a ``kind``.  Raises WorkerFailed, as `receive`."""
+        return [msgspec.json.decode(line, type=kind) for line in self.receive(within)]
 
     def stop(self) -> None:
         """Close the workers' input, upon which they end; those that do not are terminated."""

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from netfold.bench.harness.processors import cpu_seconds
+from netfold.bench.harness.workers import Workers
 from netfold.bench.ranks.accelerator import CHECKS
 from netfold.fabric.generate import leafspine
 from netfold.topo.network import sandbox
@@ -114,14 +115,14 @@ class Stage:
         self.options = options
         self.count, self.rate = int(options.ranks), options.rates
         self.end = time.monotonic() + options.limit
-        self.workers: dict[str, Any] = {}
+        self.workers: dict[str, Workers] = {}
         self.switches: list[int] = []
 
     def ask(self, network: str, what: str, patience: float = 60.0, **how: Any) -> list[dict[str, Any]]:
         """All ranks' answers to a command.  Raises WorkerFailed."""
-        self.workers[network].send(json.dumps({"do": what, **how}).encode())
+        self.workers[network].send({"do": what, **how})
         left = self.end - time.monotonic()
-        return [json.loads(line) for line in self.workers[network].receive(max(1.0, min(patience, left)))]
+        return self.workers[network].results(dict[str, Any], max(1.0, min(patience, left)))
 
     def tell(self, row: dict[str, Any], text: str) -> None:
         """Print a line, and write its figures."""
@@ -134,7 +135,6 @@ class Stage:
     def running(self, *networks: str, members: int = 1) -> Iterator[None]:
         """Ranks on a fabric of two leaves and two spines, ``members`` of them on each host, and on a bridge."""
         from netfold.bench.harness.bridge import Bridge
-        from netfold.bench.harness.workers import Workers
         from netfold.topo.network.net import Network
         from netfold.topo.processes.ranks import SETTINGS, environment, in_namespaces
         from netfold.wire.roce import LINK_MTUS

@@ -88,8 +88,8 @@ class MachineBench:
     def fold(self) -> dict[str, Any]:
         """Time the sums once."""
         used, nics, began = self.used(), self.guests.nic_counts(), time.monotonic()
-        self.workers.send(msgspec.json.encode(self.command))
-        timings = [msgspec.json.decode(line, type=Timing) for line in self.workers.receive(SECONDS)]
+        self.workers.send(self.command)
+        timings = self.workers.results(Timing, SECONDS)
         wall, after = time.monotonic() - began, self.guests.nic_counts()
         if any(timing.wrong for timing in timings):
             raise SystemExit(f"wrong sums: {timings}")
