@@ -17,17 +17,9 @@ from netfold.host.errors import RankMismatch
 from netfold.host.innet import quantise
 from netfold.host.operation.half_precision import narrow, widen
 from netfold.testing import loopback_job, on_every_rank
+from support.hosts.collectives import same
 
 RAILS: list[RailName] = ["innet", "tcp"]
-
-
-def same(results: list[Any]) -> NDArray[Any]:
-    """The one result that all ranks have."""
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-        assert result.tobytes() == results[0].tobytes()
-    return np.asarray(results[0])
 
 
 @pytest.mark.parametrize("bits", [16, 8])

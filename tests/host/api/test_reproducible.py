@@ -14,6 +14,7 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.collectives import ALLREDUCE
 from netfold.host.errors import RankMismatch
 from netfold.testing import loopback_job, on_every_rank
+from support.hosts.collectives import same
 from support.hosts.exact import expected, values_of
 from support.hosts.loopback_rails import loopback_rails
 
@@ -25,15 +26,6 @@ def contributions(ranks: int, size: int, dtype: Any = np.float32) -> list[NDArra
     arrays[0][:: size // 7] *= 1e30
     arrays[-1][:: size // 7] = -arrays[0][:: size // 7]
     return [array.astype(dtype) for array in arrays]
-
-
-def same(results: list[Any]) -> NDArray[Any]:
-    """The one result that all ranks have."""
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-        assert result.tobytes() == results[0].tobytes()
-    return np.asarray(results[0])
 
 
 def test_every_rail_and_algorithm_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

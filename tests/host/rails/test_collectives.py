@@ -20,10 +20,9 @@ from netfold.host.operation.request import RowsRequest
 from netfold.host.rails.cut import CutCollective
 from netfold.host.rails.open_rail import OpenRail
 from netfold.host.rails.rail_peers import SHORT_BYTES, RailPeers
-from netfold.host.rails.shares import Figure
 from netfold.host.selection.peers import Peers
 from netfold.testing import on_every_rank
-from support.hosts.loopback_rails import loopback_rails
+from support.hosts.loopback_rails import carried, even, loopback_rails
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 WORLD = 3
@@ -144,27 +143,12 @@ SHORT, LONG = 7, 30_001
 """Rows' widths: of an operation that is a sum, and of one that is cut."""
 
 
-def even(comms: list[Communicator]) -> None:
-    """Rails that count as equally fast whatever is measured, in every kind of operation."""
-    for comm in comms:
-        assert comm.rails is not None
-        comm.rails.shares.figures = [Figure(1e-4, 1e6)] * len(comm.rails.live)
-        comm.rails.shares.learn = lambda fresh, live: False  # type: ignore[method-assign]
-        comm.rails.shares.adopt_cut_seconds = lambda seconds: None  # type: ignore[method-assign]
-
-
 def exact(comms: list[Communicator], operation: Operation, width: int) -> None:
     """Every rank's result is what it must be."""
     for result in on_every_rank(comms, lambda comm: operation(comm, width)):
         if isinstance(result, Exception):
             raise result
         np.testing.assert_array_equal(*result)
-
-
-def carried(comms: list[Communicator]) -> list[int]:
-    """Bytes that each rail has carried for rank 0."""
-    assert comms[0].rails is not None
-    return [use.nbytes for use in comms[0].rails.use()]
 
 
 @pytest.mark.parametrize("kinds", [["innet", "tcp"], ["tcp", "roce"], ["innet", "innet"]], ids="+".join)

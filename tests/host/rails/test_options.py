@@ -21,9 +21,9 @@ from netfold.host.innet import quantise
 from netfold.host.opening import planes
 from netfold.host.opening.planes import RailSpec
 from netfold.host.rails import open_rail
-from netfold.host.rails.shares import Figure
 from netfold.testing import on_every_rank
-from support.hosts.loopback_rails import loopback_planes, loopback_rails
+from support.hosts.collectives import same
+from support.hosts.loopback_rails import carried, even, loopback_planes, loopback_rails
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -38,29 +38,9 @@ def documented(heading: str) -> set[str]:
             for name in re.findall(r"`(\w+)`", line.split("|")[1])}
 
 
-def even(comms: list[Communicator]) -> None:
-    """Rails that count as equally fast whatever is measured, so that each carries a part of what is long."""
-    for comm in comms:
-        assert comm.rails is not None
-        comm.rails.shares.figures = [Figure(1e-4, 1e6)] * len(comm.rails.live)
-        comm.rails.shares.learn = lambda fresh, live: False  # type: ignore[method-assign]
-        comm.rails.shares.adopt_cut_seconds = lambda seconds: None  # type: ignore[method-assign]
-
-
 def summed(comms: list[Communicator], call: Callable[[Communicator], Any]) -> Any:
     """The value of ``call`` on each rank, the same on all."""
-    results = on_every_rank(comms, call)
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-        assert result.tobytes() == results[0].tobytes()
-    return results[0]
-
-
-def carried(comms: list[Communicator]) -> list[int]:
-    """Bytes that each rail has carried."""
-    assert comms[0].rails is not None
-    return [use.nbytes for use in comms[0].rails.use()]
+    return same(on_every_rank(comms, call))
 
 
 # ---- what join takes -------------------------------------------------------------------------------------------------

@@ -12,9 +12,8 @@ import pytest
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import TransportError
 from netfold.host.opening.planes import Plane, RailSpec
-from netfold.host.rails.shares import Figure
 from netfold.testing import on_every_rank
-from support.hosts.loopback_rails import LoopbackPlanes, loopback_planes, loopback_rails
+from support.hosts.loopback_rails import LoopbackPlanes, even, loopback_planes, loopback_rails
 from support.hosts.verbs_jobs import VerbsJobs, fake_devices
 from switch_support.ports import wait_for
 
@@ -22,15 +21,6 @@ pytestmark = [pytest.mark.needs("verbs"), pytest.mark.timeout(120), pytest.mark.
 WORLD = 3
 LONG = 200_000
 """Elements of a call that is split."""
-
-
-def even(comms: list[Communicator]) -> None:
-    """Rails that count as equally fast whatever is measured, so that each carries a part of what is long."""
-    for comm in comms:
-        assert comm.rails is not None
-        comm.rails.shares.figures = [Figure(1e-4, 1e6)] * 2
-        comm.rails.shares.learn = lambda fresh, live: False  # type: ignore[method-assign]
-        comm.rails.shares.adopt_cut_seconds = lambda seconds: None  # type: ignore[method-assign]
 
 
 def exact(comms: list[Communicator], seed: int, size: int = LONG) -> None:

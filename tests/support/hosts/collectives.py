@@ -42,6 +42,15 @@ def expected(arrays: Sequence[Flat], op: ReduceOp, element: str) -> Flat:
     return total
 
 
+def same(results: Sequence[Any]) -> Any:
+    """The one result that all ranks have, bit for bit; raises what a rank has raised."""
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+        assert result.tobytes() == results[0].tobytes()
+    return results[0]
+
+
 def as_bfloat16(array: Flat) -> Flat:
     """The bits of values that bfloat16 represents exactly."""
     bits = array.astype(np.float32).view(np.uint32)

@@ -16,6 +16,7 @@ from unittest import mock
 from netfold.host.api.communicator import Communicator
 from netfold.host.opening.planes import Kind, Plane, RailSpec
 from netfold.host.rails.joining import STALL_VARIABLE
+from netfold.host.rails.shares import Figure
 from netfold.host.selection.chooser import Chooser
 from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.measure import Measured
@@ -95,3 +96,18 @@ def loopback_rails(
             yield comms
         finally:
             list(pool.map(lambda comm: comm.close(), comms))
+
+
+def even(comms: Sequence[Communicator]) -> None:
+    """Rails that count as equally fast whatever is measured, so that each carries a part of what is long."""
+    for comm in comms:
+        assert comm.rails is not None
+        comm.rails.shares.figures = [Figure(1e-4, 1e6)] * len(comm.rails.live)
+        comm.rails.shares.learn = lambda fresh, live: False  # type: ignore[method-assign]
+        comm.rails.shares.adopt_cut_seconds = lambda seconds: None  # type: ignore[method-assign]
+
+
+def carried(comms: Sequence[Communicator]) -> list[int]:
+    """Bytes that each rail has carried for rank 0."""
+    assert comms[0].rails is not None
+    return [use.nbytes for use in comms[0].rails.use()]
