@@ -80,6 +80,20 @@ def standby(folder: Path) -> tuple[Standby, dict[str, Scripted]]:
     return Standby(fabric, observe=observe, beats=Beats), observers
 
 
+async def watching(
+    folder: Path, primary: bool | None = None
+) -> tuple[Standby, dict[str, Scripted], asyncio.Task[set[str]]]:
+    """`standby`, and its wait, which has begun; ``primary``: all switches have one, or none has."""
+    waiting, observers = standby(folder)
+    gone = asyncio.create_task(waiting.wait())
+    await idle()
+    if primary is not None:
+        for observer in observers.values():
+            observer.sees(primary)
+        await idle()
+    return waiting, observers, gone
+
+
 async def idle() -> None:
     """Let everything happen that is due."""
     for _ in range(20):
@@ -95,12 +109,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_it_takes_over_when_most_switches_have_no_primary(tmp_path: Path) -> None:
     """The one that makes them more than half decides."""
-    waiting, observers = standby(tmp_path)
-    gone = asyncio.create_task(waiting.wait())
-    await idle()
-    for observer in observers.values():
-        observer.sees(True)
-    await idle()
+    _, observers, gone = await watching(tmp_path, True)
     for name in ("leaf1", "leaf2"):
         observers[name].sees(False)
     await idle()
@@ -139,12 +148,7 @@ async def test_what_is_seen_in_the_turn_in_which_the_wait_ends_counts(
 
 async def test_who_only_looks_is_no_primary(tmp_path: Path) -> None:
     """It takes the switches over, and knows the last controller's election ids."""
-    waiting, observers = standby(tmp_path)
-    gone = asyncio.create_task(waiting.wait())
-    await idle()
-    for observer in observers.values():
-        observer.sees(True)
-    await idle()
+    _, observers, gone = await watching(tmp_path, True)
     last = {name: observer.primary for name, observer in observers.items()}
     for observer in observers.values():
         observer.is_looked_at()
@@ -155,9 +159,7 @@ async def test_who_only_looks_is_no_primary(tmp_path: Path) -> None:
 async def test_strangers_keep_it_from_nothing(tmp_path: Path) -> None:
     """Neither one with the highest election id of all, without whose switch it starts, nor one that repeats the dead
     controller's id; while the controller is there, they are none of its business."""
-    waiting, observers = standby(tmp_path)
-    gone = asyncio.create_task(waiting.wait())
-    await idle()
+    _, observers, gone = await watching(tmp_path)
     for observer in observers.values():
         observer.sees(True)
     observers["leaf1"].is_taken((1 << 128) - 1)
@@ -171,9 +173,7 @@ async def test_strangers_keep_it_from_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("health", ["hung", "gone"])
 async def test_it_takes_over_from_a_controller_that_hangs(tmp_path: Path, health: Health) -> None:
     """Though all switches have it as their primary; one that can reach half of them only does not."""
-    waiting, observers = standby(tmp_path)
-    task = asyncio.create_task(waiting.wait())
-    await idle()
+    waiting, observers, task = await watching(tmp_path)
     for name in ("leaf1", "leaf2"):
         observers[name].sees(True)
     assert isinstance(waiting._heartbeat, Beats)
@@ -186,9 +186,7 @@ async def test_it_takes_over_from_a_controller_that_hangs(tmp_path: Path, health
 
 async def test_a_controller_that_is_at_work_may_lose_all_switches_to_strangers(tmp_path: Path) -> None:
     """It claims them again itself; where it has lost most of them to nobody, it is cut off."""
-    waiting, observers = standby(tmp_path)
-    task = asyncio.create_task(waiting.wait())
-    await idle()
+    waiting, observers, task = await watching(tmp_path)
     assert isinstance(waiting._heartbeat, Beats)
     waiting._heartbeat.says("alive")
     for observer in observers.values():
@@ -202,12 +200,7 @@ async def test_a_controller_that_is_at_work_may_lose_all_switches_to_strangers(t
 
 async def test_a_switch_that_is_down_does_not_keep_it_from_that(tmp_path: Path) -> None:
     """It is not among those that the new controller needs to start."""
-    waiting, observers = standby(tmp_path)
-    gone = asyncio.create_task(waiting.wait())
-    await idle()
-    for observer in observers.values():
-        observer.sees(True)
-    await idle()
+    _, observers, gone = await watching(tmp_path, True)
     observers["spine1"].sees(None)
     await idle()
     for name in ("leaf1", "leaf2", "spine2"):
@@ -217,12 +210,7 @@ async def test_a_switch_that_is_down_does_not_keep_it_from_that(tmp_path: Path) 
 
 async def test_a_standby_that_is_cut_off_takes_nothing(tmp_path: Path) -> None:
     """It reaches half of the switches, or none: the first controller may well be there."""
-    waiting, observers = standby(tmp_path)
-    gone = asyncio.create_task(waiting.wait())
-    await idle()
-    for observer in observers.values():
-        observer.sees(True)
-    await idle()
+    _, observers, gone = await watching(tmp_path, True)
     for name in ("leaf1", "leaf2"):
         observers[name].sees(None)
     for name in ("spine1", "spine2"):
@@ -238,12 +226,7 @@ async def test_a_standby_that_is_cut_off_takes_nothing(tmp_path: Path) -> None:
 
 async def test_a_first_controller_that_is_still_starting_is_waited_for(tmp_path: Path) -> None:
     """No switch has had a primary yet: nobody has died."""
-    waiting, observers = standby(tmp_path)
-    gone = asyncio.create_task(waiting.wait())
-    await idle()
-    for observer in observers.values():
-        observer.sees(False)
-    await idle()
+    _, _, gone = await watching(tmp_path, False)
     assert not gone.done()
     gone.cancel()
 
