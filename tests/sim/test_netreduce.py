@@ -6,7 +6,11 @@ from __future__ import annotations
 import csv
 
 import pytest
+from typer.testing import CliRunner
 
+from netfold.cli.app import app
+from netfold.plots.charts import PlotsMissing
+from netfold.sim.netreduce import beside, training
 from netfold.sim.netreduce import points as netreduce
 
 
@@ -55,3 +59,18 @@ def test_with_the_papers_credits_long_latencies_cost_netreduce_its_lead() -> Non
     2 messages of 170 KB."""
     time = {way: netreduce.point("latency", way, 64, 100.0, 1e-4, 8 << 20).time for way in ("PN", "PN-credits", "HD")}
     assert time["PN"] < time["HD"] < time["PN-credits"]
+
+
+def test_without_matplotlib_all_parts_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part whose figures cannot be drawn says so, and the next one follows."""
+    done: list[str] = []
+
+    def undrawn(name: str) -> None:
+        done.append(name)
+        raise PlotsMissing
+
+    for module in (netreduce, training, beside):
+        monkeypatch.setattr(module, "run", lambda name=module.__name__, **how: undrawn(name))
+    said = CliRunner().invoke(app, ["sim", "netreduce"])
+    assert (said.exit_code, len(done)) == (0, 3), said.output
+    assert said.output.count("pip install matplotlib") == 3

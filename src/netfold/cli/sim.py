@@ -189,8 +189,11 @@ def netreduce(
         if unknown := [name for name in only.split(",") if name not in parts]:
             raise ValueError(f"--only: no part is called {unknown[0]!r}; there are {', '.join(parts)}")
         for name in only.split(","):
-            parts[name](out=out, short=short, resume=resume)
-    except (paper.PlotsMissing, SimulationError, ValueError) as error:
+            try:
+                parts[name](out=out, short=short, resume=resume)
+            except paper.PlotsMissing as error:
+                print(f"no figures of {name}: {error}; then --resume draws them")
+    except (SimulationError, ValueError) as error:
         fail(CANNOT, f"sim netreduce: {error}")
     except OSError as error:
         fail(FAILED, f"sim netreduce: cannot write {error.filename or out}: {error.strerror}")
