@@ -231,10 +231,6 @@ class Codec:
 
     # ---- counters and packets ------------------------------------------------------------------------------------
 
-    def has_counter(self, name: str) -> bool:
-        """True if the program has this indirect counter."""
-        return name in self._counters
-
     def read_counter(self, name: str, index: int | None = None) -> p4r.Entity:
         """A request for one cell of an indirect counter, or for all.  Raises CodecError."""
         if name not in self._counters:

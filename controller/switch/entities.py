@@ -110,11 +110,6 @@ def state(entities: Iterable[Entity] | State) -> State:
     return result
 
 
-def show(entities: Iterable[Entity]) -> str:
-    """The entities as text, one line for each, sorted."""
-    return "".join(sorted(f"{entity}\n" for entity in entities))
-
-
 _ADDRESSES = frozenset({"src", "dst", "address", "fold_address"})
 _MACS = frozenset({"src_mac", "dst_mac"})
 _HEX = frozenset({"children", "mask", "child", "seed", "lose", "flip", "twice", "late"})

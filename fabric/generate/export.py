@@ -43,10 +43,10 @@ def with_shared_sockets(fabric: Fabric) -> Fabric:
     return msgspec.structs.replace(fabric, switches=switches, jobs=f"unix:{RUN}/controller.sock")
 
 
-def containerlab(fabric: Fabric, image: str = IMAGE) -> str:
+def containerlab(fabric: Fabric) -> str:
     """The fabric as a topology file of containerlab, in YAML.  Raises FabricError."""
     _check(fabric, "containerlab")
-    nodes = {name: _without_none({"kind": "linux", "image": image, "cmd": commands.get("cmd"),
+    nodes = {name: _without_none({"kind": "linux", "image": IMAGE, "cmd": commands.get("cmd"),
                                   "exec": commands.get("exec"), "binds": commands["binds"], "env": commands.get("env"),
                                   "sysctls": {"net.ipv6.conf.all.disable_ipv6": 1}})
              for name, commands in _containers(fabric).items()}
@@ -57,7 +57,7 @@ def containerlab(fabric: Fabric, image: str = IMAGE) -> str:
     return yaml({"name": fabric.name, "topology": {"nodes": nodes, "links": links}})
 
 
-def netlab(fabric: Fabric, image: str = IMAGE) -> str:
+def netlab(fabric: Fabric) -> str:
     """The fabric as a topology file of netlab, with containerlab as its provider, in YAML.  Raises FabricError."""
     _check(fabric, "netlab")
     nodes: dict[str, Any] = {}
@@ -65,18 +65,18 @@ def netlab(fabric: Fabric, image: str = IMAGE) -> str:
         binds = dict(bind.split(":")[:2] for bind in commands["binds"])
         settings = {"kind": "linux", "cmd": commands.get("cmd"), "exec": commands.get("exec"), "binds": binds,
                     "env": commands.get("env")}
-        nodes[name] = {"device": "linux", "image": image, "clab": _without_none(settings)}
+        nodes[name] = {"device": "linux", "image": IMAGE, "clab": _without_none(settings)}
     links = [{"prefix": False, "mtu": LINK_MTUS[fabric.path_mtu], "interfaces": [
         {"node": end.node, "ifname": _interface(fabric, end.node, end.port)} for end in link.ends
     ]} for link in fabric.links]
     return yaml({"name": fabric.name.replace("-", "")[:12], "provider": "clab", "nodes": nodes, "links": links})
 
 
-def write(fabric: Fabric, form: str, folder: Path, image: str = IMAGE) -> list[Path]:
+def write(fabric: Fabric, form: str, folder: Path) -> list[Path]:
     """Write what `texts` has into a folder, and return the files' paths.  Raises FabricError, OSError."""
     from netfold.disk import files
 
-    written = {folder / name: text for name, text in texts(fabric, form, image).items()}
+    written = {folder / name: text for name, text in texts(fabric, form).items()}
     folder.mkdir(parents=True, exist_ok=True)
     # containers share it; nobody else may reach the sockets in it
     (folder / "run").mkdir(mode=0o700, exist_ok=True)
@@ -85,7 +85,7 @@ def write(fabric: Fabric, form: str, folder: Path, image: str = IMAGE) -> list[P
     return list(written)
 
 
-def texts(fabric: Fabric, form: str, image: str = IMAGE) -> dict[str, str]:
+def texts(fabric: Fabric, form: str) -> dict[str, str]:
     """The topology file and the fabric file beside it, by their names.
 
     form  "containerlab" or "netlab"
@@ -97,7 +97,7 @@ def texts(fabric: Fabric, form: str, image: str = IMAGE) -> dict[str, str]:
     if form not in forms:
         raise FabricError(f"--export {form}: expected {' or '.join(forms)}")
     name, make = forms[form]
-    return {name: make(fabric, image), "fabric.toml": fabric_file.dumps(with_shared_sockets(fabric))}
+    return {name: make(fabric), "fabric.toml": fabric_file.dumps(with_shared_sockets(fabric))}
 
 
 def _check(fabric: Fabric, form: str) -> None:

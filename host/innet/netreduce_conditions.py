@@ -34,9 +34,3 @@ def beats_ring(ranks: int, members: int, intra: float, inter: float) -> bool:
     if not (intra > 0 and inter > 0):
         raise ValueError(f"intra={intra}, inter={inter}: expected rates above 0")
     return intra / inter > ratio(ranks, members)
-
-
-def beats_tencent(machines: int) -> bool:
-    """True if parallel NetReduce needs less bandwidth than rings across machines.  With two machines they are equal,
-    and NetReduce has the lower latency."""
-    return machines > 2

@@ -167,9 +167,5 @@ class SourcePorts:
         good = self._others(peer, port)
         return good[peer % len(good)] if good else port
 
-    def with_others(self, peer: int, port: int) -> list[int]:
-        """The port, and behind it all others that work, for where it is taken."""
-        return [port, *self._others(peer, port)]
-
     def _others(self, peer: int, port: int) -> list[int]:
         return [other for other in self._all[peer] if other != port and not self.is_suspect(peer, other)]

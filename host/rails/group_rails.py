@@ -60,7 +60,7 @@ class GroupRails:
     specs, options  as of ``join_rails``
     whole           the job's rails
     job_error       what has ended the job, as of ``OutOfBand``
-    stall           as of ``join_rails``
+    stall           seconds of silence after which a rail is given up
     """
 
     specs: Sequence[RailSpec]

@@ -48,7 +48,7 @@ class Joined:
 
     flight     records what carries the rank's operations
     job_error  as of ``OutOfBand``
-    stall      as of ``join_rails``
+    stall      seconds of silence after which a rail is given up
     """
 
     rails: MultiRail
@@ -69,22 +69,18 @@ def join_rails(
     membership: Membership,
     listeners: Sequence[socket.socket],
     options: RailOptions,
-    *,
-    start: Start | None = None,
-    stall: float | None = None,
 ) -> Joined:
     """Joins all rails' jobs with all ranks of a job, and combines them.
 
     membership   in the job.  After a change of its ranks, rails that some rank cannot open are down at first; before
                  any, they are an error
     listeners    of its ``Join.rails``; taken over
-    start, stall default: $NETFOLD_RAIL_START, or "hot"; $NETFOLD_RAIL_STALL, or STALL_SECONDS
     Raises JoinRefused, PlanError, TransportError, ValueError; RailDown, PeerLost, JobEnded and CollectiveTimeout after
     a change.
     """
     plan = membership.plan
     job, rank, world = plan.job, plan.rank, plan.world
-    start, stall = _from_environment(start, stall)
+    start, stall = _from_environment()
     names = [str(spec) for spec in specs]
     file, key = os.environ.get(calibration.COST_VARIABLE), f"{'+'.join(names)}, {world} ranks"
     known = saved_figures.read(f"{file}.rails", key, list[Figure]) if file and start == "hot" else None
@@ -241,12 +237,12 @@ def used_as_one(
         raise
 
 
-def _from_environment(start: Start | None, stall: float | None) -> tuple[Start, float]:
-    """The arguments, or where they are None the environment's values.  Raises ValueError."""
-    how = os.environ.get(START_VARIABLE, "hot") if start is None else start
+def _from_environment() -> tuple[Start, float]:
+    """How rails start, and after how many silent seconds one is given up.  Raises ValueError."""
+    how = os.environ.get(START_VARIABLE, "hot")
     if how not in get_args(Start):
         raise ValueError(f"{START_VARIABLE}={how}: expected one of {', '.join(get_args(Start))}")
-    text = os.environ.get(STALL_VARIABLE, str(STALL_SECONDS)) if stall is None else str(stall)
+    text = os.environ.get(STALL_VARIABLE, str(STALL_SECONDS))
     try:
         seconds = float(text)
     except ValueError:

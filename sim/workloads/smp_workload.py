@@ -117,17 +117,6 @@ def with_latency(workload: Workload, cores: int, latency: MessageLatency) -> Wor
     return replace(workload, gap=workload.gap + np.where(same, latency.inside, latency.between))
 
 
-def crossings(order: Sequence[int], cores: int) -> int:
-    """Flows of a ring in this order on the busiest direction of an interface: 1 is the least."""
-    out: dict[int, int] = {}
-    into: dict[int, int] = {}
-    for a, b in zip(order, [*order[1:], order[0]], strict=True):
-        if a // cores != b // cores:
-            out[a // cores] = out.get(a // cores, 0) + 1
-            into[b // cores] = into.get(b // cores, 0) + 1
-    return max([*out.values(), *into.values()], default=0)
-
-
 def _powers(ranks: int) -> None:
     if ranks & (ranks - 1):
         raise ValueError(f"a butterfly among {ranks}: expected a power of two")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import csv
-import random
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from typer.testing import CliRunner
 from netfold.cli.app import app
 from netfold.cli.common import CANNOT
 from netfold.sim.collectives.smp import SmpPoint, simulate_smp, threshold, times
-from netfold.sim.workloads.smp_workload import ALGORITHMS, MessageLatency, crossings, with_latency
+from netfold.sim.workloads.smp_workload import ALGORITHMS, SEEDED, MessageLatency, with_latency
 
 pytestmark = pytest.mark.slow
 
@@ -48,11 +47,14 @@ def test_bytes_between_machines_are_those_of_the_formulas() -> None:
 
 def test_a_ring_in_order_crosses_each_interface_once() -> None:
     """A random order has several flows on the busiest interface."""
-    seed = 7
-    order = list(range(64))
-    assert crossings(order, 8) == 1
-    random.Random(seed).shuffle(order)
-    assert crossings(order, 8) > 3, f"seed {seed}"
+    def crossings(name: str) -> int:
+        work = ALGORITHMS[name](8, 8, 64, 7)
+        between = work.source // 8 != work.destination // 8
+        flows = np.unique(np.stack([work.source, work.destination], axis=1)[between], axis=0) // 8
+        return int(max(np.bincount(flows[:, 0]).max(), np.bincount(flows[:, 1]).max()))
+
+    assert crossings("ring") == 1
+    assert crossings(SEEDED) > 3
 
 
 def test_a_message_begins_later_by_its_latency() -> None:

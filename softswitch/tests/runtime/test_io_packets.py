@@ -26,10 +26,6 @@ def _payloads(seed: int, n: int, size: int = SEGMENT) -> list[bytes]:
     return [draw.randbytes(size) for _ in range(n)]
 
 
-def _without_ip_id(frame: bytes) -> bytes:
-    return frame[:18] + frame[20:24] + frame[26:]
-
-
 @in_own_network
 def test_single_frames_pass_unchanged(tmp_path: Path) -> None:
     """A frame that enters port 1 leaves port 2 byte for byte, from the shortest frame to the longest."""

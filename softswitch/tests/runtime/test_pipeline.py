@@ -12,7 +12,7 @@ from softswitch.engine.errors import InvalidArgument
 from softswitch.engine.local import LocalEngine
 from switch_support.probe import PROBE, TELL, Op, probe, read
 
-NORMAL, INGRESS_CLONE, EGRESS_CLONE, RECIRC, REPLICATION, RESUBMIT = 0, 1, 2, 4, 5, 6
+NORMAL, INGRESS_CLONE, EGRESS_CLONE, REPLICATION, RESUBMIT = 0, 1, 2, 5, 6
 PARSED = 77 << 24
 """The metadata that the probe's parser writes, as TELL shows it."""
 

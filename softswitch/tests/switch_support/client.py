@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -185,17 +185,3 @@ def primary(
         stream = client.become_primary()
         client.push(probe_config())
         yield server, client, stream
-
-
-def frames(stream: Stream, n: int) -> list[bytes]:
-    """Payloads of the next n packet-ins."""
-    return [stream.next().packet.payload for _ in range(n)]
-
-
-def all_of(kind: str, entities: Iterable[p4r.Entity]) -> list[object]:
-    """The messages of entities that are all of one kind."""
-    found = []
-    for entity in entities:
-        assert entity.WhichOneof("entity") == kind
-        found.append(getattr(entity, kind))
-    return found

@@ -17,7 +17,6 @@ from netfold.controller.switch import bmv2_program, pipeline
 Node = dict[str, Any]
 WIDTHS = {"a": 8, "b": 8, "c": 16, "d": 32, "e": 1, "f": 1}
 """Metadata of the random programs; `tmp_0`, `tmp_1`... are p4c's beside them."""
-BITS = 8
 
 
 def field(name: str) -> Node:

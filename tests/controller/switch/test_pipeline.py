@@ -13,7 +13,7 @@ import pytest
 from netfold.controller.operations import status
 from netfold.controller.paths.steering import Steering
 from netfold.controller.switch import fold_tables, path_tables, pipeline, probe, tables
-from netfold.controller.switch.codec import Codec
+from netfold.controller.switch.codec import Codec, CodecError
 from netfold.controller.switch.entities import Entity, Entry
 from netfold.controller.switch.pipeline import Pipeline, PipelineError
 from netfold.fabric.folding import pools, slots, trees
@@ -78,7 +78,8 @@ def test_only_a_fabric_with_a_faulty_link_gets_a_program_with_faults() -> None:
     assert (whole.faulty, faulty.faulty) == (False, True)
     fault, codec = f"{tables.FAULT_OUT}.fault", Codec(pipeline.of_fabric(whole).p4info)
     assert not codec.has_table(fault)
-    assert not codec.has_counter(tables.fault_counter(tables.FAULT_IN, "lost"))
+    with pytest.raises(CodecError, match="lost"):
+        codec.read_counter(tables.fault_counter(tables.FAULT_IN, "lost"))
     assert all(codec.has_table(table) for table in tables.MANAGED if not table.endswith(".fault"))
     assert Codec(pipeline.of_fabric(faulty).p4info).has_table(fault)
 

@@ -72,11 +72,6 @@ loss_of = torch.nn.functional.mse_loss
 _STEP: Final = """
 loss_of(model(data[0][0] * (dist.get_rank() + 1)), data[0][1]).backward()
 """
-_ALIKE: Final = """
-alike = [torch.zeros_like(model.weight) for _ in range(dist.get_world_size())]
-dist.all_gather(alike, model.weight.detach())
-assert all(torch.equal(alike[0], one) for one in alike)
-"""
 _END: Final = "\ndist.destroy_process_group()\n"
 _EXACT: Final = "\nnp.testing.assert_allclose(gradient, mean, rtol=1e-6)\n"
 

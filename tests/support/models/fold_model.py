@@ -8,7 +8,7 @@ queue pairs that makes is for the caller to check, who knows the fabric.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal, NamedTuple
 
@@ -285,12 +285,6 @@ class ModelSwitch:
         opcode, _, _, offset = slot.shape
         return Out(to, form, slot.psn, 0, opcode, slot.ack_req if ack_req is None else ack_req, slot.lanes, offset,
                    slot.length)
-
-
-def forget(switch: ModelSwitch, epoch: int, first_psn: int) -> ModelSwitch:
-    """The switch after a restart, with the entries of another epoch."""
-    return ModelSwitch([replace(child, first_psn=first_psn) for child in switch.children], switch.slots, epoch,
-                       switch.root, switch.grows)
 
 
 def answer_of(out: Out) -> int:

@@ -7,7 +7,6 @@ on which nothing happens by itself: packets arrive and timers fire when a test s
 
 from __future__ import annotations
 
-import random
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -242,8 +241,3 @@ class ModelledFabric(RcFabric):
         region = self.ranks[receiver].region
         write = (out.offset + region.address, region.rkey, out.length) if Rc(out.opcode).has_reth else None
         return Sent(None, address, out.opcode, out.psn, out.ack_req, None, out.lanes, write)
-
-
-def payloads_of(rng: random.Random, ranks: int, sizes: Sequence[int]) -> list[list[bytes]]:
-    """Random payloads of packets of these sizes, for each rank."""
-    return [[rng.randbytes(size) for size in sizes] for _ in range(ranks)]

@@ -235,10 +235,6 @@ def has_vars(t: Type) -> bool:
     return isinstance(t, TypeVar) or any(map(has_vars, parts(t)))
 
 
-def has_infint(t: Type) -> bool:
-    return t == INFINT or any(map(has_infint, parts(t)))
-
-
 def width_of(t: Type) -> int | None:
     """Bits of a value of this type; None where its size is not fixed."""
     match t:

@@ -74,10 +74,10 @@ class LocalEngine(Engine):
         frames, self._frames = self._frames, []
         return frames
 
-    def limit_output(self, frames: int = 0xFFFFFFFF, depth: int = 0) -> None:
-        """Lets queues take only so many frames until the next take(), and report `depth` frames as queued.  In
-        process no link is ever busy: without this, nothing could show what a program does where a queue is full."""
-        self._local.limit(frames, depth)
+    def limit_output(self, frames: int = 0xFFFFFFFF) -> None:
+        """Lets queues take only so many frames until the next take().  In process no link is ever busy: without this,
+        nothing could show what a program does where a queue is full."""
+        self._local.limit(frames)
 
     def _collect(self) -> None:
         frames, events = self._local.take()

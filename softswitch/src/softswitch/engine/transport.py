@@ -51,7 +51,7 @@ def _declared(library: Path) -> ctypes.CDLL:
     lib.ss_capture_control.restype = ctypes.c_size_t
     lib.ss_capture_take.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)]
     lib.ss_capture_take.restype = ctypes.c_void_p
-    lib.ss_capture_limit.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32]
+    lib.ss_capture_limit.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
     lib.ss_capture_limit.restype = None
     return lib
 
@@ -98,11 +98,11 @@ class InProcess:
             due = int(self._lib.ss_capture_tick(self._capture, self.now_us))
         return None if due == 0xFFFFFFFFFFFFFFFF else due
 
-    def limit(self, frames: int, depth: int) -> None:
-        """Lets only so many frames leave between two takes, and reports `depth` as the depth of every queue."""
+    def limit(self, frames: int) -> None:
+        """Lets only so many frames leave between two takes."""
         with self._lock:
             self._alive()
-            self._lib.ss_capture_limit(self._capture, frames, depth)
+            self._lib.ss_capture_limit(self._capture, frames)
 
     def take(self) -> tuple[list[tuple[int, bytes]], list[Event]]:
         """The frames and events since the last call, each in order."""

@@ -17,7 +17,7 @@ typedef struct {
     ss_switch *sw;
     uint8_t *out;
     size_t used, cap;
-    uint32_t frames_left, frame_limit, depth;
+    uint32_t frames_left, frame_limit;
     uint64_t now_us;
     TRACE(uint8_t *traced; size_t traced_used, traced_cap; uint64_t traced_lost;)
 } capture;
@@ -57,11 +57,6 @@ static void commit(void *io, uint32_t port, const ss_outgoing *made) {
     c->frames_left--;
 }
 
-static uint32_t depth(void *io, uint32_t port) {
-    (void)port;
-    return ((capture *)io)->depth;
-}
-
 static void event(void *io, const ss_event *e) {
     capture *c = io;
     uint8_t *at = room(c, HEAD + e->len);
@@ -81,13 +76,8 @@ capture *ss_capture_open(uint32_t cpu_port, uint64_t seed, const char **why) {
     capture *c = calloc(1, sizeof *c);
     *why = "out of memory";
     if (!c) return NULL;
-    ss_options options = {.io = c,
-                          .reserve = reserve,
-                          .commit = commit,
-                          .depth = depth,
-                          .event = event,
-                          .cpu_port = cpu_port,
-                          .seed = seed};
+    ss_options options = {
+        .io = c, .reserve = reserve, .commit = commit, .event = event, .cpu_port = cpu_port, .seed = seed};
     c->frames_left = c->frame_limit = UINT32_MAX;
     c->sw = ss_open(&ss_the_program, &options, why);
     if (c->sw) return c;
@@ -95,10 +85,7 @@ capture *ss_capture_open(uint32_t cpu_port, uint64_t seed, const char **why) {
     return NULL;
 }
 
-void ss_capture_limit(capture *c, uint32_t frames, uint32_t queue_depth) {
-    c->frames_left = c->frame_limit = frames;
-    c->depth = queue_depth;
-}
+void ss_capture_limit(capture *c, uint32_t frames) { c->frames_left = c->frame_limit = frames; }
 
 void ss_capture_receive(capture *c, uint32_t port, const uint8_t *frame, uint32_t len, uint64_t now_us) {
     c->now_us = now_us;

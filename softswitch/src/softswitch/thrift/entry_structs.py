@@ -16,8 +16,6 @@ from softswitch.engine.program_info import ActionInfo, KeyField, MatchKind, Tabl
 from softswitch.p4runtime.context import Context
 from softswitch.thrift.switch import STANDARD, fail_table
 
-ENTRIES_MAX = 1 << 18
-
 TOP_PRIORITY = 2**31 - 1
 _PLACE_BITS = 24
 _TYPE = STANDARD.BmMatchParamType

@@ -31,8 +31,6 @@ from softswitch.thrift.entry_structs import (
 from softswitch.thrift.switch import STANDARD, Switch, fail_table
 
 ENTRIES_MAX = 1 << 18
-
-ENTRIES_MAX = 1 << 18
 """Most entries of a table in one answer."""
 
 
