@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from netfold.host.errors import PlanError
-from netfold.wire.jobs import Secret
+from netfold.wire.plan import Secret
 
 SECRET_BYTES: Final = 32
 KEY_BYTES: Final = 32

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from netfold.wire import roce
 from netfold.wire.bounds import Count, Int32, Name
-from netfold.wire.jobs import Secret
+from netfold.wire.plan import Secret
 
 SERVICE: Final = "netfold.Paths"
 PathPort = Annotated[int, Meta(ge=roce.PATH_PORT, lt=roce.TCP_PATH_PORT)]

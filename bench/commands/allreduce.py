@@ -33,7 +33,7 @@ from netfold.host.operation.reduction import Reduction
 from netfold.topo.network import sandbox
 from netfold.topo.processes.allreduce_rank import PlainPeers, RankSetup, Timing, TimingCommand, program
 from netfold.wire import roce
-from netfold.wire.jobs import Peer
+from netfold.wire.plan import Peer
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
     from netfold.bench.harness.bridge import Bridge

@@ -33,7 +33,8 @@ from netfold.controller.controller import Controller
 from netfold.controller.switch import pipeline
 from netfold.fabric import generate
 from netfold.fabric.graph import End, Link, Switch
-from netfold.wire.jobs import Join, Plan, Resume, Watch
+from netfold.wire.jobs import Join, Resume, Watch
+from netfold.wire.plan import Plan
 
 FABRICS: Final = (("leafspine,2,2,8", 8), ("leafspine,32,16,128", 64), ("leafspine,464,16,928", 64),
                   ("threetier,32,16,16,256,8192", 64), ("threetier,64,32,32,1024,65536", 64))

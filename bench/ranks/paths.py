@@ -35,7 +35,8 @@ from netfold.host.selection.peers import Peers
 from netfold.rpc import rpc
 from netfold.topo.processes.rank_program import check_data, run_rank
 from netfold.wire import roce
-from netfold.wire.jobs import Join, Plan, RankReport
+from netfold.wire.jobs import Join, RankReport
+from netfold.wire.plan import Plan
 
 Mode = Literal["pinned", "ecmp", "spray", "reps"]
 Transport = Literal["roce", "tcp"]

@@ -37,7 +37,8 @@ from netfold.fabric.generate import leafspine
 from netfold.rpc.channel import aio_channel
 from netfold.topo.network import sandbox
 from netfold.wire import roce
-from netfold.wire.jobs import SERVICE, Done, GroupOf, Join, Leave, Plan
+from netfold.wire.jobs import SERVICE, Done, GroupOf, Join, Leave
+from netfold.wire.plan import Plan
 
 ROUNDS = 6
 SMALL = 2000

@@ -41,7 +41,8 @@ from netfold.controller.switch import pipeline
 from netfold.fabric.generate import leafspine
 from netfold.topo.network.switches import Bmv2Switch, find_program, notifications
 from netfold.wire import roce
-from netfold.wire.jobs import Join, RankStream
+from netfold.wire.jobs import Join
+from netfold.wire.plan import RankStream
 
 PORTS = (1, 2)
 LOG_TEXT = ("bm::Packet::get_unique_id", "dump_entry_string_", "key_to_string_with_names")

@@ -29,7 +29,7 @@ from netfold.host.native.library import Origin
 from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding
 from netfold.host.operation.rail import Flat
 from netfold.wire import roce
-from netfold.wire.jobs import RankStream, RankTree
+from netfold.wire.plan import RankStream, RankTree
 
 WORLD = 8
 

@@ -28,7 +28,7 @@ from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.roce.mesh import RoceMesh
 from netfold.host.selection.peers import Peers
-from netfold.wire.jobs import Peer, Plan
+from netfold.wire.plan import Peer, Plan
 
 SUM = Reduction("sum", "float32")
 KINDS: dict[str, dict[str, Any]] = {

@@ -55,7 +55,8 @@ from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo.network import sandbox
 from netfold.wire import roce
-from netfold.wire.jobs import Join, RankStream
+from netfold.wire.jobs import Join
+from netfold.wire.plan import RankStream
 
 HERE = Path(__file__).resolve().parent
 FOLD = HERE.parents[1] / "p4src" / "netfold.p4"

@@ -33,7 +33,8 @@ from netfold.fabric.folding import slots
 from netfold.fabric.folding.slots import Allocator, Holding, Stream
 from netfold.fabric.graph import Fabric, Tenant, ip_number
 from netfold.rpc.rpc import Code, Refusal
-from netfold.wire.jobs import Secret, Watch
+from netfold.wire.jobs import Watch
+from netfold.wire.plan import Secret
 
 log = logging.getLogger("netfold.controller")
 

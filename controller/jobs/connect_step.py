@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from netfold.fabric.folding.slots import RcEnd, Stream
 from netfold.rpc.rpc import Refusal
-from netfold.wire.jobs import Connected, NeighbourPairs, OwnPairs, Secret
+from netfold.wire.jobs import Connected, NeighbourPairs, OwnPairs
+from netfold.wire.plan import Secret
 
 
 class ConnectStep:

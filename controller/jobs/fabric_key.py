@@ -17,7 +17,7 @@ from typing import Final
 
 from cbuild import folders
 from netfold.fabric.graph import FabricError, Settings
-from netfold.wire.jobs import Secret
+from netfold.wire.plan import Secret
 
 KEY_BYTES: Final = 32
 

@@ -16,7 +16,8 @@ from netfold.fabric.folding.slots import Stream
 from netfold.fabric.folding.trees import Footprint, Tree, footprint
 from netfold.fabric.graph import DEFAULT_TENANT, Tenant
 from netfold.rpc.limits import RateLimit
-from netfold.wire.jobs import Change, Event, Join, Plan, RankLeft, RankLost, RankReport, Reform, Secret, Settle
+from netfold.wire.jobs import Event, Join, RankLeft, RankLost, RankReport, Reform, Settle
+from netfold.wire.plan import Change, Plan, Secret
 
 GROUP_MARK: Final = "#"
 """Separates a group's name from its job's name; other names of jobs may not contain it."""
@@ -122,7 +123,7 @@ class Job:
     ticket: Secret = field(default_factory=Secret)
     """The ticket that some of its ranks have by now (`ticket.holders`)."""
     shared: str = ""
-    """The common parts of its ranks' plans (`wire.plans`), once a plan was made."""
+    """The common parts of its ranks' plans (`wire.plan`), once a plan was made."""
     rate: float | None = None
     """`machines.slowest` of its hosts, likewise."""
     limits: dict[int, RateLimit] = field(default_factory=dict)

@@ -51,7 +51,6 @@ from netfold.wire.jobs import (
     Join,
     Leave,
     Opened,
-    Plan,
     RankLeft,
     RankLost,
     RankReport,
@@ -63,6 +62,7 @@ from netfold.wire.jobs import (
     Watching,
 )
 from netfold.wire.operator import Note, Totals, unnoted
+from netfold.wire.plan import Plan
 
 log = logging.getLogger("netfold.controller")
 

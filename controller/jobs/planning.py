@@ -34,8 +34,8 @@ from netfold.fabric.folding.slots import Allocator
 from netfold.fabric.graph import Fabric
 from netfold.fabric.placement.machines import fold_groups, machines
 from netfold.rpc.rpc import Code, Refusal
-from netfold.wire.jobs import Plan
 from netfold.wire.operator import Note, Totals, unnoted
+from netfold.wire.plan import Plan
 
 log = logging.getLogger("netfold.controller")
 

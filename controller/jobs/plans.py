@@ -14,8 +14,7 @@ from netfold.fabric.generate.grids import mesh_of, ring_along
 from netfold.fabric.graph import Fabric, Host
 from netfold.fabric.placement.machines import machines, slowest
 from netfold.fabric.placement.ring import ring_order
-from netfold.wire.jobs import Peer, Plan, RankStream, RankTree, Secret
-from netfold.wire.plans import SharedParts, pack
+from netfold.wire.plan import Peer, Plan, RankStream, RankTree, Secret, SharedParts, pack
 from netfold.wire.roce import OPERATION_BITS
 
 MESSAGES: Final = 4

@@ -40,8 +40,9 @@ from netfold.fabric.folding import slots, trees
 from netfold.fabric.folding.pools import Exhausted
 from netfold.fabric.graph import Fabric
 from netfold.rpc.rpc import Code, Refusal
-from netfold.wire.jobs import AllOpened, Halt, Opened, Plan, Resume, Secret
+from netfold.wire.jobs import AllOpened, Halt, Opened, Resume
 from netfold.wire.operator import Note, Totals, unnoted
+from netfold.wire.plan import Plan, Secret
 
 log = logging.getLogger("netfold.controller")
 

@@ -30,7 +30,8 @@ from netfold.controller.jobs.admission import check_against, check_tcp, refuse
 from netfold.controller.jobs.job import Gathering, Job
 from netfold.fabric.graph import Tenant
 from netfold.rpc.rpc import Code, Refusal
-from netfold.wire.jobs import MAX_WORLD, Change, Join, RankLost, Reform
+from netfold.wire.jobs import MAX_WORLD, Join, RankLost, Reform
+from netfold.wire.plan import Change
 
 log = logging.getLogger("netfold.controller")
 

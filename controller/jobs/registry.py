@@ -20,7 +20,7 @@ from netfold.controller.jobs.reforming import evicted
 from netfold.fabric.folding.trees import Tree
 from netfold.rpc.limits import RateLimit
 from netfold.rpc.rpc import Code
-from netfold.wire.jobs import Secret
+from netfold.wire.plan import Secret
 
 FINISHED: Final = 16
 """Number of finished jobs that `netfold status` still shows."""

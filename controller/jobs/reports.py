@@ -8,8 +8,9 @@ from typing import Final
 from msgspec import structs
 
 from netfold.controller.jobs.job import Job
-from netfold.wire.jobs import RankReport, Secret, Tell
+from netfold.wire.jobs import RankReport, Tell
 from netfold.wire.operator import Totals
+from netfold.wire.plan import Secret
 
 TELL_SECONDS: Final = 0.9
 """Seconds between two questions to a rank about its progress, while a viewer is looking."""

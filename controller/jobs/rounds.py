@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from netfold.fabric.folding.slots import Stream
-from netfold.wire.jobs import Plan, Resume
+from netfold.wire.jobs import Resume
+from netfold.wire.plan import Plan
 from netfold.wire.roce import psn_age
 
 

@@ -24,7 +24,8 @@ from netfold.controller.jobs.job import Job
 from netfold.fabric.folding.slots import Stream
 from netfold.fabric.folding.trees import Child, Fold, Tree
 from netfold.fabric.placement.machines import machines
-from netfold.wire.jobs import Join, Secret
+from netfold.wire.jobs import Join
+from netfold.wire.plan import Secret
 
 HOLDERS: Final = 8
 """Most ranks that hold the ticket of a job without RC ranks."""

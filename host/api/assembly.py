@@ -44,7 +44,8 @@ from netfold.host.selection.peers import Peers
 from netfold.host.tracing.flight import Flight
 from netfold.host.tracing.timeline import Timeline, timeline_from_environment
 from netfold.rpc.channel import CONTROLLER_VARIABLE
-from netfold.wire.jobs import MAX_WORLD, Join, Plan
+from netfold.wire.jobs import MAX_WORLD, Join
+from netfold.wire.plan import Plan
 
 log = logging.getLogger("netfold")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from netfold.wire.jobs import Change, Plan
+from netfold.wire.plan import Change, Plan
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from netfold.host.opening.open_mesh import PathChoice
 from netfold.host.opening.planes import RailSpec
 from netfold.host.operation.coding import LaneBits
 from netfold.wire.flight import OperationRecord
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 if TYPE_CHECKING:  # imported where several rails are asked for
     from netfold.host.rails.multirail import MultiRail

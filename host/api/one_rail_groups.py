@@ -22,7 +22,7 @@ from netfold.host.innet.fold import FoldRail
 from netfold.host.operation.rail import FoldingRail, RailStats
 from netfold.host.selection.peers import Peers
 from netfold.host.selection.prospect import OpenedFold
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 
 class JoinedGroup(NamedTuple):

@@ -16,7 +16,7 @@ from netfold.host.client.membership import Membership
 from netfold.host.opening.planes import RailSpec
 from netfold.host.operation.coding import Coding
 from netfold.host.selection.dispatch import Dispatch
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 if TYPE_CHECKING:  # imported where several rails are asked for
     from netfold.host.rails.multirail import MultiRail

@@ -36,7 +36,8 @@ from netfold.host.rails.joining import REJOIN, join_rails
 from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.peers import Peers
 from netfold.host.tracing.flight import Flight
-from netfold.wire.jobs import Join, RailEnd
+from netfold.wire.jobs import Join
+from netfold.wire.plan import RailEnd
 
 LOST = (PeerLost, CollectiveTimeout, RailDown)
 """The errors with which rails cannot be opened when a rank is lost meanwhile."""

@@ -12,7 +12,7 @@ from ipaddress import IPv4Address
 
 from netfold.host.environment import ADDRESS_VARIABLE, UNKNOWN
 from netfold.wire import listeners
-from netfold.wire.jobs import Peer
+from netfold.wire.plan import Peer
 
 _ONE_MACHINE = "a loopback address, which only its own machine reaches"
 _ONE_LINK = "a link-local address, which only its own link reaches"

@@ -23,9 +23,9 @@ from netfold.wire.jobs import (
     MissingContributions,
     Opened,
     OwnPairs,
-    Plan,
     Resume,
 )
+from netfold.wire.plan import Plan
 
 MISSING_TIMEOUT = 3.0
 """Seconds that a timed-out operation spends on asking for the reason."""

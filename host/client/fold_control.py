@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from netfold.host.errors import NetFoldError
-from netfold.wire.jobs import Connected, MissingContributions, OwnPairs, Plan
+from netfold.wire.jobs import Connected, MissingContributions, OwnPairs
+from netfold.wire.plan import Plan
 
 Waits = dict[int, int]
 """Place of a stream in this rank's plan -> the lowest PSN sent on it that has no result."""

@@ -18,24 +18,10 @@ from netfold.host.errors import CollectiveTimeout, Evicted, JobEnded, JoinRefuse
 from netfold.rpc import channel as tls
 from netfold.rpc import tokens
 from netfold.rpc.certificates import TlsError
-from netfold.wire import plans
+from netfold.wire import plan as wire_plan
 from netfold.wire.bounds import MAX_LAST, MAX_TEXT
-from netfold.wire.jobs import (
-    SERVICE,
-    Done,
-    Event,
-    GroupOf,
-    Join,
-    Leave,
-    Plan,
-    RailEnd,
-    RankReport,
-    Reform,
-    Reformed,
-    Secret,
-    Settled,
-    Watch,
-)
+from netfold.wire.jobs import SERVICE, Done, Event, GroupOf, Join, Leave, RankReport, Reform, Reformed, Settled, Watch
+from netfold.wire.plan import Plan, RailEnd, Secret
 
 ANSWER_MARGIN = 5.0
 """Seconds that an answer may take beyond the request's own timeout, so that the controller's refusal arrives first."""
@@ -328,6 +314,6 @@ class JobClient:
 def whole(plan: Plan) -> Plan:
     """The plan with all that it shares with other ranks'.  Raises PlanError."""
     try:
-        return plans.whole(plan)
+        return wire_plan.whole(plan)
     except ValueError as error:
         raise PlanError(str(error)) from error

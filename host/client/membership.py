@@ -12,7 +12,7 @@ from netfold.host.client.fold_control import NO_CONTROLLER, FoldControl
 from netfold.host.client.jobs import JobClient
 from netfold.host.errors import NetFoldError
 from netfold.host.operation.rail import FoldingRail, RailStats
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 
 class Membership:

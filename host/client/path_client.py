@@ -24,8 +24,8 @@ from netfold.host.client.stream_listener import StreamListener
 from netfold.host.errors import PlanError
 from netfold.host.mesh.planned import Collective
 from netfold.host.mesh.source_ports import MOST_QUEUE_PAIRS
-from netfold.wire.jobs import Plan
 from netfold.wire.paths import SERVICE, Follow, Noted, Paths, Suspect
+from netfold.wire.plan import Plan
 
 log = logging.getLogger("netfold")
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from netfold.host.client import addresses
 from netfold.host.errors import PlanError
 from netfold.wire import roce
-from netfold.wire.jobs import MAX_WORLD, Peer, Plan
+from netfold.wire.jobs import MAX_WORLD
+from netfold.wire.plan import Peer, Plan
 
 
 def ring_order(plan: Plan) -> list[int]:

@@ -19,7 +19,7 @@ from netfold.host.innet.fallback import Fallback, fell_back
 from netfold.host.innet.recovery_rounds import RecoveryRounds
 from netfold.host.operation.coding import LaneBits
 from netfold.host.operation.rail import RailStats
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 log = logging.getLogger("netfold")
 

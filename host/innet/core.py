@@ -36,7 +36,7 @@ from netfold.host.operation.half_precision import dtype_name
 from netfold.host.operation.rail import Flat, Op
 from netfold.host.operation.request import RowsRequest
 from netfold.wire import roce
-from netfold.wire.jobs import RankStream, RankTree
+from netfold.wire.plan import RankStream, RankTree
 
 MESSAGE_PACKETS = 4096
 """Packets of the longest message: NF_MESSAGE_PACKETS."""

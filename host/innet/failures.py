@@ -13,7 +13,8 @@ from netfold.host.innet.core import Core
 from netfold.host.innet.packet_link import PacketLink
 from netfold.host.mesh.mesh import ranks
 from netfold.wire import roce
-from netfold.wire.jobs import MissingContributions, RankTree
+from netfold.wire.jobs import MissingContributions
+from netfold.wire.plan import RankTree
 
 
 def timed_out(

@@ -23,7 +23,7 @@ from netfold.host.innet.stand_in import PURPOSE, Broken, StandIn, connect
 from netfold.host.innet.stand_in_link import StandInLink
 from netfold.host.mesh.handshake import HandshakeRefused, Identity
 from netfold.host.mesh.sockets import listen
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 log = logging.getLogger("netfold")
 

@@ -30,7 +30,7 @@ from netfold.host.operation.rail import Flat, Op, RailStats, folds
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest, RowsRequest
 from netfold.host.tracing.timeline import Timeline
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 log = logging.getLogger("netfold")
 

@@ -29,7 +29,7 @@ from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest, Request
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire import roce
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 log = logging.getLogger("netfold")
 

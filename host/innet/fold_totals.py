@@ -12,7 +12,7 @@ from netfold.host.innet.core import Core
 from netfold.host.innet.repeated import RepeatedFold
 from netfold.host.operation.rail import RailStats, TreeStats
 from netfold.host.operation.request import AllreduceRequest
-from netfold.wire.jobs import RankTree
+from netfold.wire.plan import RankTree
 
 REMEMBERED: Final = 256
 """Sizes of operations whose stripes are remembered."""

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Final
 
 from netfold.host.mesh.mesh import WAIT_SECONDS, ranks
-from netfold.wire.jobs import MissingContributions, Plan
+from netfold.wire.jobs import MissingContributions
+from netfold.wire.plan import Plan
 
 log = logging.getLogger("netfold")
 

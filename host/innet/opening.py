@@ -11,7 +11,7 @@ from netfold.host.innet.packet_link import Io
 from netfold.host.native.library import RUN_PACKETS
 from netfold.host.native.sockets import bind_port, check_mtu, open_sockets
 from netfold.wire import roce
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 log = logging.getLogger("netfold")
 

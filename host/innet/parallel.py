@@ -54,7 +54,7 @@ from netfold.host.operation.request import AllreduceRequest, Request, RowsReques
 from netfold.host.selection.measure import measure_inside
 from netfold.host.selection.peers import Peers
 from netfold.host.tracing.timeline import Timeline
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 
 class ParallelFold:

@@ -33,7 +33,7 @@ from netfold.host.innet.slot_switch import Nak, Packet, ResultRoute, SlotSwitch,
 from netfold.host.mesh.connecting import ATTEMPTS
 from netfold.host.mesh.handshake import HandshakeRefused, Identity, Initiator, Outcome, Responder
 from netfold.host.mesh.unproven import UnprovenLimit
-from netfold.wire.jobs import RankStream
+from netfold.wire.plan import RankStream
 
 log = logging.getLogger("netfold")
 

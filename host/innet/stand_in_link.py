@@ -12,7 +12,7 @@ from netfold.host.innet.core import Core, result_origin
 from netfold.host.innet.packet_link import AGAIN, DONE, FAILED
 from netfold.host.innet.stand_in import RECEIVE, RUN, Broken, RunBuffer, result_routes
 from netfold.wire import roce
-from netfold.wire.jobs import RankStream
+from netfold.wire.plan import RankStream
 
 AHEAD = 1 << 20
 """Bytes that may wait for the kernel before further packets are created."""

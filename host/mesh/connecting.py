@@ -24,7 +24,7 @@ from netfold.host.mesh.handshake import HandshakeRefused, Identity, Initiator, O
 from netfold.host.mesh.poller import Poller
 from netfold.host.mesh.sockets import BACKLOG, TAKEN, PeerUnreachable, connect
 from netfold.host.mesh.unproven import UnprovenLimit
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 PURPOSE: Final = "mesh"
 """Purpose of these connections, for the derivation of their key."""

@@ -25,7 +25,7 @@ from netfold.host.mesh.connection import FAREWELL, HEADER, REPORT_MARK, WAITING,
 from netfold.host.mesh.handshake import Outcome
 from netfold.host.mesh.poller import HasFileno, Poller, Registered, number_of
 from netfold.host.mesh.sockets import PeerUnreachable
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 BURST_BYTES = 4 << 20
 """Bytes moved on one connection before the others get their turn."""

@@ -28,7 +28,7 @@ from enum import IntEnum
 from typing import Final, Literal
 
 from netfold.host.job_secret import derive
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 MAGIC: Final = b"netfold4"
 LANE_MAGIC: Final = b"netfold="

@@ -26,7 +26,7 @@ import numpy as np
 from netfold.host.errors import NetFoldError
 from netfold.host.operation.arrays import Flat
 from netfold.host.tracing.timeline import Timeline
-from netfold.wire.jobs import Secret
+from netfold.wire.plan import Secret
 
 WATCHED_SLICE_SECONDS = 0.01
 """Seconds between two calls of whoever watches a mesh or rail (``watched_by``); they bound how soon one of several

@@ -25,7 +25,7 @@ from netfold.host.mesh.posted import Posted
 from netfold.host.mesh.sending import TcpSocket
 from netfold.host.mesh.sockets import unacknowledged
 from netfold.host.operation.arrays import Flat, held
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 DRAIN_SLICE_SECONDS = 0.01
 """Seconds between two checks of the bytes that the peers' kernels have acknowledged; no event reports them."""

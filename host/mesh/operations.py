@@ -55,7 +55,7 @@ from netfold.host.mesh.mesh import (
     ranks,
 )
 from netfold.host.mesh.poller import Poller
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 log = logging.getLogger("netfold")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from netfold.wire.jobs import Plan
 from netfold.wire.paths import PathPiece, Paths, Reach
+from netfold.wire.plan import Plan
 
 
 class Collective(NamedTuple):

@@ -27,7 +27,7 @@ from netfold.host.mesh.path_watch import LOOK_SECONDS, PathWatch
 from netfold.host.mesh.planned import PathSource
 from netfold.host.mesh.sending import Send
 from netfold.host.operation.arrays import Flat
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 
 class PostingRules(Protocol):

@@ -23,7 +23,7 @@ from netfold.host.mesh.planned import PathSource
 from netfold.host.mesh.posted import Posted
 from netfold.host.operation.arrays import Flat
 from netfold.host.tracing.timeline import Timeline
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 
 class SameCall:

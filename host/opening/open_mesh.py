@@ -24,7 +24,7 @@ from netfold.host.mesh.planned import OnePort, PathSource
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire import roce
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 OPEN_PAIRS_VARIABLE = "NETFOLD_OPEN_PAIRS"
 PATHS_VARIABLE = "NETFOLD_PATHS"

@@ -17,7 +17,8 @@ from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.half_precision import HALVES
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest, RowsRequest
-from netfold.wire.jobs import Plan, RankReport
+from netfold.wire.jobs import RankReport
+from netfold.wire.plan import Plan
 
 Op = Literal["sum", "average", "max", "min"]
 Flat = NDArray[Any]

@@ -34,7 +34,7 @@ from netfold.host.selection import calibration, saved_figures
 from netfold.host.tracing.flight import Flight
 from netfold.host.tracing.timeline import timeline_from_environment
 from netfold.wire.bounds import MAX_TEXT
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 STALL_VARIABLE = "NETFOLD_RAIL_STALL"
 START_VARIABLE = "NETFOLD_RAIL_START"

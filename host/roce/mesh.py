@@ -35,8 +35,8 @@ from netfold.host.roce.queue_pairs import MAX_OPEN, QueuePairs
 from netfold.host.roce.sockets import open_endpoint
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire import roce
-from netfold.wire.jobs import Plan
 from netfold.wire.paths import Paths
+from netfold.wire.plan import Plan
 
 MOST_PORTS = 256
 WINDOW_BYTES = 1 << 19

@@ -24,7 +24,7 @@ from netfold.host.mesh.source_ports import SourcePorts
 from netfold.host.roce.failover import PathFailover
 from netfold.host.roce.native import Connection, Endpoint
 from netfold.wire import roce
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 log = logging.getLogger("netfold")
 

@@ -29,7 +29,8 @@ from netfold.host.operation.coding import LaneBits
 from netfold.host.torch.ahead import Wait, wait_from_environment
 from netfold.host.torch.inside_group import Inside
 from netfold.rpc.channel import CONTROLLER_VARIABLE
-from netfold.wire.jobs import PROTOCOL, Peer, Plan, Secret
+from netfold.wire.jobs import PROTOCOL
+from netfold.wire.plan import Peer, Plan, Secret
 
 STORE = "store"
 """Value of ``controller`` for a plan through torch's store, without trees."""

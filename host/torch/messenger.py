@@ -27,7 +27,7 @@ from netfold.host.mesh.messages import MessageMesh, OpenReceive
 from netfold.host.mesh.sockets import listen
 from netfold.host.operation.arrays import Flat
 from netfold.host.torch.completion import MarkedOperation, on_our_thread
-from netfold.wire.jobs import Peer, Plan
+from netfold.wire.plan import Peer, Plan
 
 log = logging.getLogger("netfold")
 

@@ -29,7 +29,7 @@ from netfold.host.tracing.timeline import Timeline
 from netfold.host.verbs import native
 from netfold.host.verbs.devices import RETRANSMISSIONS, RocePort, fold_gid, port_of
 from netfold.host.verbs.native import VerbsIo
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 KEPT: Final = 2
 """Ratio of the packets kept for retransmission to the slots: one message is prepared ahead (native/verbs.h)."""

@@ -27,7 +27,8 @@ from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import Fabric
 from netfold.rpc import rpc
 from netfold.wire import operator
-from netfold.wire.jobs import SERVICE, Done, Join, Leave, Plan
+from netfold.wire.jobs import SERVICE, Done, Join, Leave
+from netfold.wire.plan import Plan
 from support.control.credentials import token_file
 from support.sandboxes.processes import BOUND, Switches, netfold
 

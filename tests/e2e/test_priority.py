@@ -13,7 +13,8 @@ import pytest
 from netfold.fabric.graph import Fabric, Tenant
 from netfold.rpc import tokens
 from netfold.topo.network import sandbox
-from netfold.wire.jobs import SERVICE, Join, Plan
+from netfold.wire.jobs import SERVICE, Join
+from netfold.wire.plan import Plan
 from support import needs
 from support.control.credentials import scopes, tenant
 from support.fabrics.fabrics import leafspine

@@ -15,8 +15,9 @@ import pytest
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo.faults.injector import FaultInjector
 from netfold.topo.network import sandbox
-from netfold.wire.jobs import SERVICE, Join, Plan
+from netfold.wire.jobs import SERVICE, Join
 from netfold.wire.operator import JobStatus, Status
+from netfold.wire.plan import Plan
 from support import needs
 from support.fabrics.fabrics import leafspine
 from support.sandboxes.steady import Steady

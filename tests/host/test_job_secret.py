@@ -10,7 +10,7 @@ import pytest
 
 from netfold.host.errors import PlanError
 from netfold.host.job_secret import KEY_BYTES, SECRET_BYTES, derive, draw
-from netfold.wire.jobs import Secret
+from netfold.wire.plan import Secret
 
 
 def test_keys_are_hkdf_expand_of_rfc_5869() -> None:

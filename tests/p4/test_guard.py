@@ -20,7 +20,7 @@ from netfold.fabric.graph import End
 from netfold.host.innet.abi import DATA
 from netfold.testing import Packet
 from netfold.wire import roce
-from netfold.wire.jobs import RankStream
+from netfold.wire.plan import RankStream
 from softswitch.engine.local import LocalEngine
 from support.models.slot_model import MICROSECOND, SECOND, TerribleNetwork
 from support.p4.folding import P4Fabric, reduce

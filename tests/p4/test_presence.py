@@ -20,7 +20,7 @@ from netfold.fabric.generate import parse
 from netfold.fabric.graph import CPU_PORT, End
 from netfold.host.native.library import Origin
 from netfold.wire import roce
-from netfold.wire.jobs import RankStream
+from netfold.wire.plan import RankStream
 from support.models.nic_packets import SEQUENCE, Packet, Rc, Reth
 from support.models.slot_model import SECOND, TerribleNetwork
 from support.p4.scene import FULL, TOTAL, Out, Scene, compare_with_bmv2, lanes

@@ -36,7 +36,7 @@ from netfold.host.innet.slot_switch import NO_LANES, Nak
 from netfold.host.innet.slot_switch import parse as packet_of
 from netfold.testing import Packet, SlotSwitch
 from netfold.wire import roce
-from netfold.wire.jobs import RankStream
+from netfold.wire.plan import RankStream
 from softswitch.engine import local
 from support.models.nic_packets import icrc_holds
 from support.p4.program import library

@@ -20,7 +20,8 @@ from netfold.host.client.jobs import JobClient
 from netfold.host.errors import JoinRefused
 from netfold.rpc import channel as tls
 from netfold.rpc.rpc import Unreachable
-from netfold.wire.jobs import SERVICE, Join, Plan
+from netfold.wire.jobs import SERVICE, Join
+from netfold.wire.plan import Plan
 from support.control.controller import BOUND, MemorySwitch, run
 from switch_support.addresses import free_port
 from switch_support.certificates import Authority

@@ -27,7 +27,7 @@ from netfold.host.operation.reduction import ReduceOp, Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.topo.processes.rank_program import print_message
 from netfold.topo.processes.reduction_data import count_wrong, data
-from netfold.wire.jobs import Peer, Plan, Secret
+from netfold.wire.plan import Peer, Plan, Secret
 
 Elements = NDArray[Any]
 

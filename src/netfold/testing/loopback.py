@@ -25,7 +25,7 @@ from netfold.host.innet.slot_switch import ResultRoute, SlotSwitch, parse
 from netfold.host.mesh.sockets import listen
 from netfold.testing.subnets import subnet
 from netfold.wire import roce
-from netfold.wire.jobs import Peer, Plan, RankStream, RankTree, Secret
+from netfold.wire.plan import Peer, Plan, RankStream, RankTree, Secret
 
 FIRST = 50400
 """First number of a stream's connections, and the UDP source port of the first rank on each machine."""

@@ -16,7 +16,8 @@ from netfold.fabric.file import dumps, loads
 from netfold.fabric.folding.pools import Exhausted
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError
-from netfold.wire.jobs import AskMissing, Done, Halt, Leave, Plan, RankLeft, Resume, Settled
+from netfold.wire.jobs import AskMissing, Done, Halt, Leave, RankLeft, Resume, Settled
+from netfold.wire.plan import Plan
 from support.control.cables import Cables, link_between
 from support.control.controller import MemorySession, until
 from support.control.jobs import Code, Rig, rig

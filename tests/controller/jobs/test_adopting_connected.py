@@ -12,10 +12,7 @@ import msgspec
 import pytest
 
 from netfold.controller.jobs import ticket
-from netfold.wire.jobs import (
-    Connected,
-    Halt,
-)
+from netfold.wire.jobs import Connected, Halt
 from support.control.connecting import (
     ALL_RC,
     MIXED,

@@ -11,10 +11,7 @@ import pytest
 
 from netfold.controller import client
 from netfold.wire import roce
-from netfold.wire.jobs import (
-    NeighbourPairs,
-    OwnPairs,
-)
+from netfold.wire.jobs import NeighbourPairs, OwnPairs
 from support.control.connecting import (
     ALL_RC,
     FIRST_QP,

@@ -11,10 +11,7 @@ import pytest
 from netfold.controller import client
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
-from netfold.wire.jobs import (
-    JobEndedEvent,
-    RankLost,
-)
+from netfold.wire.jobs import JobEndedEvent, RankLost
 from support.control.connecting import (
     ALL_RC,
     MIXED,

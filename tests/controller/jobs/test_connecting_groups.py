@@ -13,7 +13,8 @@ import pytest
 
 from netfold.controller.jobs import groups
 from netfold.fabric.folding.slots import Sizes
-from netfold.wire.jobs import Done, Halt, JobEndedEvent, Plan, RankLost, RankReport, Tell
+from netfold.wire.jobs import Done, Halt, JobEndedEvent, RankLost, RankReport, Tell
+from netfold.wire.plan import Plan
 from support.control.connecting import (
     ALL_RC,
     MIXED,

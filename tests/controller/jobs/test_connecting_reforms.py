@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from netfold.wire.jobs import Plan, RankLost, Reform, Reformed
+from netfold.wire.jobs import RankLost, Reform, Reformed
+from netfold.wire.plan import Plan
 from support.control.connecting import FIRST_QP, connect, empty, folding, nics, rc_entries
 from support.control.controller import BOUND, until
 from support.control.jobs import Rig

@@ -16,11 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netfold.controller import client
-from netfold.wire.jobs import (
-    Connected,
-    Halt,
-    Plan,
-)
+from netfold.wire.jobs import Connected, Halt
+from netfold.wire.plan import Plan
 from support.control.connecting import (
     ALL_RC,
     MIXED,

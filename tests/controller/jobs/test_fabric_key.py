@@ -11,7 +11,8 @@ import pytest
 from netfold.controller.jobs import fabric_key
 from netfold.fabric import generate
 from netfold.fabric.graph import Fabric, FabricError
-from netfold.wire.jobs import Secret, Watch
+from netfold.wire.jobs import Watch
+from netfold.wire.plan import Secret
 
 
 @pytest.fixture

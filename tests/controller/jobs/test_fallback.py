@@ -10,7 +10,7 @@ import pytest
 
 from netfold.controller.jobs import recovery
 from netfold.wire import roce
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 from support.control.controller import until
 from support.control.jobs import Code, Rig, rig
 from support.control.recovery import lose, restart, resume, streams

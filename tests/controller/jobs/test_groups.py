@@ -12,19 +12,8 @@ from typing import Any
 import msgspec
 
 from netfold.controller.jobs import groups, recovery
-from netfold.wire.jobs import (
-    Done,
-    GroupOf,
-    Halt,
-    JobEndedEvent,
-    Plan,
-    RankLost,
-    RankReport,
-    Reform,
-    Reformed,
-    Secret,
-    Tell,
-)
+from netfold.wire.jobs import Done, GroupOf, Halt, JobEndedEvent, RankLost, RankReport, Reform, Reformed, Tell
+from netfold.wire.plan import Plan, Secret
 from support.control.controller import BOUND, until
 from support.control.jobs import Code, Rig, of, restarted, rig
 from support.control.recovery import resume

@@ -14,11 +14,7 @@ from netfold.controller.serving import StartError
 from netfold.controller.switch import tables
 from netfold.controller.switch.codec import Count
 from netfold.fabric.generate import leafspine
-from netfold.wire.jobs import (
-    Done,
-    Leave,
-    RankReport,
-)
+from netfold.wire.jobs import Done, Leave, RankReport
 from netfold.wire.operator import Punts
 from support.control.controller import BOUND, MemorySwitch, until
 from support.control.jobs import Code, rig

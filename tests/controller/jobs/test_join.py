@@ -12,9 +12,7 @@ import msgspec
 import pytest
 
 from netfold.fabric.folding.slots import Sizes
-from netfold.wire.jobs import (
-    PROTOCOL,
-)
+from netfold.wire.jobs import PROTOCOL
 from support.control.controller import until
 from support.control.jobs import Code, rig
 

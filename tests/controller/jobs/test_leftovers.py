@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from netfold.wire import roce
-from netfold.wire.jobs import Halt, Plan
+from netfold.wire.jobs import Halt
+from netfold.wire.plan import Plan
 from support.control.controller import until
 from support.control.jobs import Rig, Watcher, rig
 from support.control.recovery import all_resume, connections, lose, restart

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from netfold.wire.jobs import AllOpened, Opened, Plan
+from netfold.wire.jobs import AllOpened, Opened
+from netfold.wire.plan import Plan
 from support.control.jobs import Code, Rig, rig
 
 

@@ -11,7 +11,8 @@ import pytest
 from netfold.controller.jobs import recovery
 from netfold.fabric.folding.slots import Sizes
 from netfold.rpc import tokens
-from netfold.wire.jobs import Halt, Plan
+from netfold.wire.jobs import Halt
+from netfold.wire.plan import Plan
 from support.control.connecting import connect, join_all, nics
 from support.control.controller import BOUND, until
 from support.control.credentials import scopes, tenant

@@ -12,7 +12,8 @@ from netfold.controller import client
 from netfold.controller.jobs import quotas
 from netfold.fabric.graph import Tenant
 from netfold.rpc import tokens
-from netfold.wire.jobs import RailEnd, RankLost
+from netfold.wire.jobs import RankLost
+from netfold.wire.plan import RailEnd
 from support.control.controller import until
 from support.control.credentials import scopes, tenant
 from support.control.jobs import Code, rig

@@ -16,12 +16,8 @@ from netfold.controller.switch.probe import SlotState
 from netfold.fabric.folding import slots
 from netfold.fabric.folding.pools import Exhausted
 from netfold.wire import roce
-from netfold.wire.jobs import (
-    AskMissing,
-    Halt,
-    MissingContributions,
-    Plan,
-)
+from netfold.wire.jobs import AskMissing, Halt, MissingContributions
+from netfold.wire.plan import Plan
 from support.control.connecting import (
     ALL_RC,
     FIRST_QP,

@@ -13,7 +13,8 @@ import pytest
 from netfold.controller.jobs import reforming
 from netfold.controller.jobs.job import Job
 from netfold.wire import roce
-from netfold.wire.jobs import Change, EvictedEvent, Plan, RankLost, Reform, Reformed, Secret
+from netfold.wire.jobs import EvictedEvent, RankLost, Reform, Reformed
+from netfold.wire.plan import Change, Plan, Secret
 from support.control.controller import BOUND, until
 from support.control.jobs import Code, Rig, restarted, rig
 from support.control.recovery import connections, streams

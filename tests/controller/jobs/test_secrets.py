@@ -12,21 +12,9 @@ import pytest
 
 from netfold.controller import client
 from netfold.wire import jobs, paths
-from netfold.wire.jobs import (
-    AskMissing,
-    Connect,
-    GroupOf,
-    Leave,
-    Opened,
-    Plan,
-    RankReport,
-    Reform,
-    Resume,
-    Secret,
-    Settled,
-    Watch,
-)
+from netfold.wire.jobs import AskMissing, Connect, GroupOf, Leave, Opened, RankReport, Reform, Resume, Settled, Watch
 from netfold.wire.paths import Follow, Suspect
+from netfold.wire.plan import Plan, Secret
 from support.control.controller import BOUND
 from support.control.jobs import Code, Rig, rig
 from support.control.recovery import streams

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from netfold.rpc import tokens
-from netfold.wire.jobs import Leave, Plan, RankLost, Resume, Watch
+from netfold.wire.jobs import Leave, RankLost, Resume, Watch
+from netfold.wire.plan import Plan
 from support.control.credentials import scopes, tenant
 from support.control.jobs import Code, Rig, restarted, rig
 

@@ -19,7 +19,8 @@ from netfold.controller.jobs.ticket import Record, TicketError
 from netfold.fabric.folding import trees
 from netfold.fabric.folding.slots import Allocator, RcEnd, sizes_of
 from netfold.fabric.generate import leafspine
-from netfold.wire.jobs import Join, Secret
+from netfold.wire.jobs import Join
+from netfold.wire.plan import Secret
 
 KEY = b"k" * 32
 

@@ -14,7 +14,8 @@ from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
 from netfold.fabric.graph import ip_number
 from netfold.wire import roce
-from netfold.wire.jobs import AllOpened, Opened, Plan, Reform, Reformed, Watch
+from netfold.wire.jobs import AllOpened, Opened, Reform, Reformed, Watch
+from netfold.wire.plan import Plan
 from support.control.controller import until
 from support.control.jobs import Code, Rig, rig
 from support.control.recovery import lose, resume

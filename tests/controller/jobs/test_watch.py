@@ -186,7 +186,8 @@ async def test_watching_what_is_not_there_is_refused(tmp_path: Path) -> None:
 RANK = """
 import os, sys
 import grpc, msgspec
-from netfold.wire.jobs import SERVICE, Event, Secret, Watch
+from netfold.wire.jobs import SERVICE, Event, Watch
+from netfold.wire.plan import Secret
 channel = grpc.insecure_channel(sys.argv[1])
 stream = channel.unary_stream(f"/{SERVICE}/Watch", msgspec.json.encode, msgspec.json.Decoder(Event).decode)
 for event in stream(Watch("j", 1, int(sys.argv[2]), Secret(os.environ["RANK_SECRET"]))):

@@ -23,8 +23,8 @@ from netfold.host.client.jobs import JobClient
 from netfold.host.client.path_client import ALL_TO_ALL, PlannedPaths
 from netfold.rpc import rpc
 from netfold.wire import roce
-from netfold.wire.jobs import Plan
 from netfold.wire.paths import SERVICE, Follow, Noted, PathFlow, Paths, Suspect, tcp_ports
+from netfold.wire.plan import Plan
 from support.control.cables import Cables
 from support.control.jobs import Rig, rig
 from support.control.ways import next_ports

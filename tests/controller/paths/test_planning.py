@@ -22,8 +22,8 @@ from netfold.fabric.generate import leafspine
 from netfold.fabric.routing import collectives
 from netfold.fabric.routing import paths as planners
 from netfold.rpc.rpc import Refusal
-from netfold.wire.jobs import Plan, Secret
 from netfold.wire.paths import SERVICE, Follow, PathFlow, Paths
+from netfold.wire.plan import Plan, Secret
 from support.control.controller import BOUND, run
 from support.control.jobs import Code, Rig, rig
 

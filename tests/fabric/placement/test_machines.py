@@ -22,7 +22,7 @@ from netfold.fabric.generate import leafspine
 from netfold.fabric.placement.machines import fold_groups, machines
 from netfold.host.client.plans import check_plan
 from netfold.wire import roce
-from netfold.wire.jobs import Peer, Plan, RankStream
+from netfold.wire.plan import Peer, Plan, RankStream
 from support.control.controller import until
 from support.control.jobs import Rig, rig
 from support.control.recovery import lose, resume

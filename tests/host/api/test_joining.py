@@ -32,7 +32,8 @@ from netfold.host.job_secret import draw
 from netfold.host.opening import own_port
 from netfold.testing import LoopbackSwitch, subnet
 from netfold.wire import jobs
-from netfold.wire.jobs import AllOpened, Done, Join, Leave, Opened, Peer, Plan, RankReport
+from netfold.wire.jobs import AllOpened, Done, Join, Leave, Opened, RankReport
+from netfold.wire.plan import Peer, Plan
 
 
 class JobServer:

@@ -19,7 +19,7 @@ from netfold.host.errors import PeerLost, Unproven
 from netfold.host.job_secret import draw
 from netfold.host.mesh.sockets import listen
 from netfold.testing import loopback_job, on_every_rank
-from netfold.wire.jobs import Peer, Plan
+from netfold.wire.plan import Peer, Plan
 
 
 class Bomb:

@@ -8,7 +8,7 @@ import pytest
 from netfold.host.client.addresses import problem
 from netfold.host.client.plans import check_plan
 from netfold.host.errors import PlanError
-from netfold.wire.jobs import Peer, Plan
+from netfold.wire.plan import Peer, Plan
 
 
 def peers(*listeners: str) -> list[Peer]:

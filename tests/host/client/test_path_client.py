@@ -14,8 +14,8 @@ from netfold.host.client import path_client
 from netfold.host.client.path_client import PATIENCE_SECONDS, PathClient, PlannedPaths
 from netfold.host.mesh.planned import Collective
 from netfold.wire import roce
-from netfold.wire.jobs import Plan
 from netfold.wire.paths import PathPiece, Paths, Reach
+from netfold.wire.plan import Plan
 
 PATHS = Paths(1, [], [PathPiece(1, 0, 1, roce.PATH_PORT + 1)], [Reach(1, "leaf1", [roce.PATH_PORT + 1])])
 

@@ -12,7 +12,7 @@ from netfold.host.client.plans import check_plan
 from netfold.host.errors import (
     PlanError,
 )
-from netfold.wire.jobs import Peer, Plan, RankStream, RankTree
+from netfold.wire.plan import Peer, Plan, RankStream, RankTree
 
 
 def plan(**changes: Any) -> Plan:

@@ -37,7 +37,8 @@ from netfold.host.errors import JobEnded, JoinRefused, PeerLost
 from netfold.host.operation.rail import RailStats
 from netfold.rpc.rpc import Unreachable
 from netfold.testing import subnet
-from netfold.wire.jobs import Done, Join, Plan, RankReport
+from netfold.wire.jobs import Done, Join, RankReport
+from netfold.wire.plan import Plan
 from support.control.controller import MemorySwitch
 from support.control.credentials import scopes
 

@@ -14,7 +14,7 @@ from netfold.host.innet.core import Core
 from netfold.host.innet.packet_link import AGAIN, Io
 from netfold.host.native.sockets import bind_port, open_sockets
 from netfold.testing import subnet
-from netfold.wire.jobs import RankStream, RankTree
+from netfold.wire.plan import RankStream, RankTree
 
 LONG = 10_000_000_000
 """Nanoseconds that no run takes."""

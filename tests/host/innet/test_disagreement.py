@@ -17,7 +17,7 @@ from netfold.host.innet.abi import DATA
 from netfold.host.innet.core import Core
 from netfold.host.native.library import Origin
 from netfold.wire import roce
-from netfold.wire.jobs import RankStream, RankTree
+from netfold.wire.plan import RankStream, RankTree
 from support.models.slot_model import SECOND, Call, TerribleNetwork, as_result, make_fabric, run
 from support.models.sources import integers
 

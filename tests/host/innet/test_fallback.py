@@ -20,7 +20,7 @@ from netfold.host.operation.rail import FoldingRail
 from netfold.host.selection.peers import Peers
 from netfold.testing import LoopbackSwitch, loopback, loopback_job, on_every_rank
 from netfold.wire import roce
-from netfold.wire.jobs import Plan, RankTree
+from netfold.wire.plan import Plan, RankTree
 
 pytestmark = pytest.mark.slow
 

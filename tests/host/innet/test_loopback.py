@@ -31,7 +31,8 @@ from netfold.host.operation.rail import Op
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.testing import loopback_job, on_every_rank, subnet
-from netfold.wire.jobs import MissingContributions, Peer, Plan, RankStream, RankTree
+from netfold.wire.jobs import MissingContributions
+from netfold.wire.plan import Peer, Plan, RankStream, RankTree
 from support.hosts.host import impatient, interrupted_by
 from switch_support.ports import wait_for
 

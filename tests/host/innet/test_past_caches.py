@@ -9,7 +9,7 @@ import pytest
 from netfold.host.innet.core import Core, result_origin
 from netfold.host.operation.coding import Coding
 from netfold.host.operation.rail import Flat, Op
-from netfold.wire.jobs import RankStream, RankTree
+from netfold.wire.plan import RankStream, RankTree
 from support.models.slot_model import as_result
 
 SIZE = (1 << 20) + 777

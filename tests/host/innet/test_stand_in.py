@@ -32,7 +32,7 @@ from netfold.host.mesh.sockets import listen
 from netfold.host.native.library import Origin
 from netfold.host.operation.request import RowsCollective
 from netfold.wire import roce
-from netfold.wire.jobs import RankStream, RankTree
+from netfold.wire.plan import RankStream, RankTree
 from support.hosts.rows import COLLECTIVES, Operation
 from support.models.slot_model import MILLISECOND, as_result
 

@@ -17,7 +17,7 @@ from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.innet.core import Core
 from netfold.host.native.library import Origin, Run
 from netfold.wire import roce
-from netfold.wire.jobs import RankStream, RankTree
+from netfold.wire.plan import RankStream, RankTree
 from support import needs
 from support.models.slot_model import as_result, check_icrc, ip_packet
 

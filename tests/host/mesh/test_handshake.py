@@ -22,7 +22,7 @@ from netfold.host.mesh.handshake import (
     Outcome,
     Responder,
 )
-from netfold.wire.jobs import Peer, Plan, Secret
+from netfold.wire.plan import Peer, Plan, Secret
 
 SECRET = draw()
 PEERS = [Peer(rank, "127.0.0.1", "127.0.0.1:1") for rank in range(4)]

@@ -21,8 +21,8 @@ from netfold.host.mesh.source_ports import SourcePorts
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.arrays import Flat
 from netfold.wire import roce
-from netfold.wire.jobs import Peer, Plan
 from netfold.wire.paths import PathPiece, Paths, Reach, tcp_ports
+from netfold.wire.plan import Peer, Plan
 from support.hosts.collectives import TcpRanks, allreduce, expected, inputs, values
 from support.hosts.planned import LONG, PORTS, check_swapped, on_plan, pattern, planned, swap
 

@@ -16,7 +16,7 @@ from netfold.host.mesh.mesh import Pending
 from netfold.host.mesh.messages import MessageMesh
 from netfold.host.mesh.sockets import listen
 from netfold.testing import subnet
-from netfold.wire.jobs import Peer, Plan
+from netfold.wire.plan import Peer, Plan
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from netfold.host.mesh.handshake import CHALLENGE, HELLO, MAGIC, PROOF_BYTES, VE
 from netfold.host.mesh.sockets import listen
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.mesh.unproven import HANDSHAKE_SECONDS, SPARE
-from netfold.wire.jobs import Peer, Plan, Secret
+from netfold.wire.plan import Peer, Plan, Secret
 from support.hosts.collectives import TcpRanks, allreduce, values
 from support.hosts.handshakes import mesh_identity, prove
 
@@ -354,7 +354,7 @@ RANK_PROGRAM = """
 import os, resource, socket, sys
 import numpy as np
 from netfold.host.api.communicator import Communicator
-from netfold.wire.jobs import Peer, Plan, Secret
+from netfold.wire.plan import Peer, Plan, Secret
 
 rank, fd, *wheres = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
 resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))

@@ -297,7 +297,7 @@ RANK_PROGRAM = """
 import os, signal, socket, sys
 import numpy as np
 from netfold.host.api.communicator import Communicator
-from netfold.wire.jobs import Peer, Plan, Secret
+from netfold.wire.plan import Peer, Plan, Secret
 
 rank, fd = int(sys.argv[1]), int(sys.argv[2])
 peers = [Peer(r, where.rpartition(":")[0], where) for r, where in enumerate(sys.argv[3:])]

@@ -20,7 +20,7 @@ from netfold.host.opening.planes import RailSpec
 from netfold.host.rails import joining
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.open_rail import OpenRail
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 from support.hosts.controlled_planes import Controlled, Killed, at_once, controlled_job, controlled_planes
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.slow]

@@ -21,7 +21,7 @@ from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.open_rail import OpenRail
 from netfold.testing import on_every_rank
-from netfold.wire.jobs import Peer, Plan, Secret
+from netfold.wire.plan import Peer, Plan, Secret
 from support.hosts.group_jobs import GroupJobs
 from support.hosts.loopback_rails import loopback_planes
 

@@ -22,7 +22,7 @@ from netfold.host.mesh.unproven import SPARE
 from netfold.host.rails.answering import ANSWER, QUESTION
 from netfold.host.rails.out_of_band import CONNECT_SECONDS, PURPOSE, TcpOutOfBand
 from netfold.host.rails.rank_state import AgreementOutcome, Answer, Question, QuestionKind
-from netfold.wire.jobs import Peer, Plan
+from netfold.wire.plan import Peer, Plan
 from support.hosts.handshakes import mesh_identity, prove
 
 WORLD, PLANES = 3, 2

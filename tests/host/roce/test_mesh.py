@@ -34,7 +34,8 @@ from netfold.host.roce.queue_pairs import CONNECTION_BIT, QueuePairs
 from netfold.host.selection.peers import Peers
 from netfold.testing import LoopbackSwitch, subnet
 from netfold.wire import roce
-from netfold.wire.jobs import MAX_WORLD, Peer, Plan
+from netfold.wire.jobs import MAX_WORLD
+from netfold.wire.plan import Peer, Plan
 from support.hosts.collectives import TcpRanks, expected, inputs, values
 from support.hosts.roce_ranks import RoceRanks
 

@@ -18,7 +18,7 @@ from netfold.host.native.library import Origin
 from netfold.host.opening.open_mesh import OPEN_PAIRS_VARIABLE, open_mesh
 from netfold.host.roce.native import Endpoint
 from netfold.host.roce.queue_pairs import MAX_OPEN
-from netfold.wire.jobs import Peer, Plan
+from netfold.wire.plan import Peer, Plan
 from support.hosts.roce_ranks import RoceRanks
 from support.models.roce import Wires, Writer, address, connect, some_bytes
 from support.models.slot_model import MICROSECOND, TerribleNetwork

@@ -32,7 +32,7 @@ from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.measure import Measured, measure, time_algorithms
 from netfold.host.selection.peers import KNOWN, Peers
 from netfold.testing import MemoryFabric, loopback_job, on_every_rank
-from netfold.wire.jobs import Peer, Plan
+from netfold.wire.plan import Peer, Plan
 from support.hosts.collectives import values
 
 SLOW = Measured(LinkCost(1e-4, 1e-8), 1.0)

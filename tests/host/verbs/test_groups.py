@@ -26,7 +26,7 @@ from netfold.host.mesh.sockets import listen
 from netfold.host.verbs import devices
 from netfold.host.verbs.devices import RocePort
 from netfold.testing import on_every_rank, subnet
-from netfold.wire.jobs import Peer, Plan, Secret
+from netfold.wire.plan import Peer, Plan, Secret
 from support.docs import combinations
 from support.hosts.torch import loopback_jobs
 from support.hosts.verbs_jobs import VerbsJobs, fake_devices

@@ -17,7 +17,8 @@ from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
 from netfold.fabric.generate import leafspine
 from netfold.wire import roce
-from netfold.wire.jobs import Connect, Connected, OwnPairs, Plan, Resume
+from netfold.wire.jobs import Connect, Connected, OwnPairs, Resume
+from netfold.wire.plan import Plan
 from support.control.controller import until
 from support.control.jobs import Code, Rig, rig
 from support.control.recovery import restart, resume

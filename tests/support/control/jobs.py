@@ -19,21 +19,8 @@ from netfold.controller.controller import Controller
 from netfold.controller.switch import tables
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric
-from netfold.wire.jobs import (
-    SERVICE,
-    Done,
-    Event,
-    GroupOf,
-    Join,
-    Leave,
-    Plan,
-    Reformed,
-    Settle,
-    Settled,
-    Watch,
-    Watching,
-)
-from netfold.wire.plans import whole
+from netfold.wire.jobs import SERVICE, Done, Event, GroupOf, Join, Leave, Reformed, Settle, Settled, Watch, Watching
+from netfold.wire.plan import Plan, whole
 from support.control.controller import BOUND, MemorySwitch, until
 
 Code = grpc.StatusCode

@@ -10,7 +10,8 @@ from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.recovery import Recovery
 from netfold.controller.switch import tables
 from netfold.wire import roce
-from netfold.wire.jobs import Plan, RankStream, Resume
+from netfold.wire.jobs import Resume
+from netfold.wire.plan import Plan, RankStream
 from support.control.jobs import Rig
 
 

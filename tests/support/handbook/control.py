@@ -30,8 +30,8 @@ from netfold.fabric.placement import placement
 from netfold.fabric.routing import paths
 from netfold.fabric.routing.path_graph import PathError
 from netfold.rpc import certificates, rpc, tokens
-from netfold.wire.jobs import Secret
 from netfold.wire.operator import Status
+from netfold.wire.plan import Secret
 from support.control.controller import MemorySwitch, ScriptedServer, session
 from support.control.jobs import rig
 from support.handbook.scenes import scene

@@ -20,7 +20,8 @@ from netfold.host.innet.fallback import Fallback
 from netfold.host.job_secret import draw
 from netfold.host.native import sockets
 from netfold.testing import loopback_job, on_every_rank
-from netfold.wire.jobs import EvictedEvent, JobEndedEvent, Peer, Plan, RankLost
+from netfold.wire.jobs import EvictedEvent, JobEndedEvent, RankLost
+from netfold.wire.plan import Peer, Plan
 from support.handbook.scenes import raise_the, scene
 from support.hosts.rails import Death, Plane, Ranks
 

@@ -27,7 +27,7 @@ from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import RowsCollective, RowsRequest
 from netfold.host.roce.native import Endpoint
 from netfold.wire import roce
-from netfold.wire.jobs import RankStream, RankTree
+from netfold.wire.plan import RankStream, RankTree
 from support.models.roce import address, connect
 from support.models.slot_model import as_result
 from switch_support import fuzz, sanitized

@@ -21,7 +21,7 @@ from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import NATIVE, ReduceOp, Reduction
 from netfold.testing import subnet
-from netfold.wire.jobs import Peer, Plan
+from netfold.wire.plan import Peer, Plan
 
 
 def inputs(ranks: int, size: int, element: str, seed: int) -> list[Flat]:

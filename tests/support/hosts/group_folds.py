@@ -28,7 +28,7 @@ from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.measure import Measured
 from netfold.host.selection.peers import Peers
 from netfold.testing import MemoryFabric
-from netfold.wire.jobs import Peer, Plan, RankStream, RankTree
+from netfold.wire.plan import Peer, Plan, RankStream, RankTree
 from support.hosts.collectives import values
 
 SLOW = Measured(LinkCost(1e-4, 1e-8), 1.0)

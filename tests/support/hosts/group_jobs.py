@@ -11,7 +11,8 @@ from msgspec import structs
 
 from netfold.rpc.rpc import Code, Refusal
 from netfold.testing import LoopbackSwitch
-from netfold.wire.jobs import Done, Event, Halt, Join, Leave, Plan, RankReport, Watch
+from netfold.wire.jobs import Done, Event, Halt, Join, Leave, RankReport, Watch
+from netfold.wire.plan import Plan
 from support.hosts.torch import SLOTS, LoopbackJobs
 
 

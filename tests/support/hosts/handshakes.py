@@ -7,7 +7,7 @@ import socket
 
 from netfold.host.mesh.connecting import PURPOSE
 from netfold.host.mesh.handshake import Identity, Initiator, Outcome
-from netfold.wire.jobs import Plan
+from netfold.wire.plan import Plan
 
 
 def mesh_identity(plan: Plan) -> Identity:

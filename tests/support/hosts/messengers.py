@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from netfold.host.job_secret import draw
 from netfold.host.torch.messenger import Messenger, open_messenger
-from netfold.wire.jobs import Peer, Plan
+from netfold.wire.plan import Peer, Plan
 
 SOON: Final = 20.0
 """Seconds within which what must happen has happened."""

@@ -11,7 +11,7 @@ from netfold.host.mesh.sockets import listen
 from netfold.host.roce.mesh import RoceMesh
 from netfold.testing import subnet
 from netfold.wire import roce
-from netfold.wire.jobs import Peer, Plan
+from netfold.wire.plan import Peer, Plan
 from support.hosts.collectives import TcpRanks
 
 

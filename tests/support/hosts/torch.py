@@ -30,13 +30,12 @@ from netfold.wire.jobs import (
     Join,
     Leave,
     Opened,
-    Peer,
-    Plan,
     RankLeft,
     RankReport,
     Watch,
     Watching,
 )
+from netfold.wire.plan import Peer, Plan
 
 SLOTS = 64
 SETTINGS: Final = {"OMP_NUM_THREADS": "1", "PYTEST_CURRENT_TEST": "",

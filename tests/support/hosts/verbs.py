@@ -25,7 +25,8 @@ from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.verbs.devices import RoceGid, RocePort
 from netfold.host.verbs.rail import VerbsRail
-from netfold.wire.jobs import Connected, NeighbourPairs, OwnPairs, Peer, Plan, RankStream, RankTree
+from netfold.wire.jobs import Connected, NeighbourPairs, OwnPairs
+from netfold.wire.plan import Peer, Plan, RankStream, RankTree
 from netfold.wire.roce import PSN_MASK, psn_age
 
 SOURCE = Path(__file__).parent / "native" / "fake_verbs.c"

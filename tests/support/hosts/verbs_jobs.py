@@ -18,7 +18,6 @@ from netfold.host.verbs.rail import VerbsRail
 from netfold.rpc import rpc
 from netfold.testing import LoopbackSwitch
 from netfold.wire.jobs import (
-    Change,
     Connect,
     Connected,
     Done,
@@ -27,16 +26,12 @@ from netfold.wire.jobs import (
     Leave,
     NeighbourPairs,
     OwnPairs,
-    Peer,
-    Plan,
-    RankStream,
-    RankTree,
     Reform,
     Reformed,
-    Secret,
     Watch,
     Watching,
 )
+from netfold.wire.plan import Change, Peer, Plan, RankStream, RankTree, Secret
 from support.hosts.torch import SLOTS, LoopbackJobs
 from support.hosts.verbs import MAXIMUM, MTU_4096, fake, fold_address
 

@@ -29,7 +29,7 @@ from netfold.host.operation.coding import PLAIN, Coding
 from netfold.host.operation.rail import Op
 from netfold.host.operation.request import RowsRequest
 from netfold.wire import roce
-from netfold.wire.jobs import RankStream, RankTree
+from netfold.wire.plan import RankStream, RankTree
 
 MICROSECOND = 1_000
 MILLISECOND = 1_000_000

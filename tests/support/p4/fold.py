@@ -27,7 +27,8 @@ from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.testing import combine
 from netfold.wire import roce
-from netfold.wire.jobs import Join, Plan, RankStream
+from netfold.wire.jobs import Join
+from netfold.wire.plan import Plan, RankStream
 from netfold.wire.roce import LaneOperation, Opcode
 
 RANKS = 3

@@ -9,9 +9,7 @@ import zlib
 import msgspec
 import pytest
 
-from netfold.wire import plans
-from netfold.wire.jobs import Peer, Plan
-from netfold.wire.plans import SharedParts
+from netfold.wire.plan import MOST_BYTES, Peer, Plan, SharedParts, pack, whole
 
 PEERS = [Peer(rank, f"10.0.{rank // 250}.{rank % 250}", f"10.0.{rank // 250}.{rank % 250}:{40000 + 7 * rank % 9999}")
          for rank in range(1023)]
@@ -25,8 +23,8 @@ def plan(shared: str, peers: list[Peer] | None = None) -> Plan:
 
 def test_a_rank_has_what_all_ranks_have() -> None:
     """In the fields of its plan, from a third of the bytes."""
-    packed = plans.pack(PARTS)
-    assert plans.whole(plan(packed)) == msgspec.structs.replace(
+    packed = pack(PARTS)
+    assert whole(plan(packed)) == msgspec.structs.replace(
         plan("", PEERS), machines=PARTS.machines, ring=PARTS.ring)
     assert 3 * len(packed) < len(msgspec.json.encode(PARTS))
 
@@ -34,15 +32,15 @@ def test_a_rank_has_what_all_ranks_have() -> None:
 def test_a_plan_that_shares_nothing_stays_as_it_is() -> None:
     """Such as one that no controller has made."""
     own = plan("", PEERS)
-    assert plans.whole(own) is own
+    assert whole(own) is own
 
 
 @pytest.mark.parametrize("shared", [
     "no base64!", base64.b64encode(b"no zlib").decode(), base64.b64encode(zlib.compress(b"{}")).decode(),
-    plans.pack(PARTS)[:400], base64.b64encode(zlib.compress(bytes(plans.MOST_BYTES + 1))).decode(),
-    base64.b64encode(zlib.compress(msgspec.json.encode(PARTS) + b" " * plans.MOST_BYTES)).decode(),
+    pack(PARTS)[:400], base64.b64encode(zlib.compress(bytes(MOST_BYTES + 1))).decode(),
+    base64.b64encode(zlib.compress(msgspec.json.encode(PARTS) + b" " * MOST_BYTES)).decode(),
 ])
 def test_what_does_not_decode_is_refused_by_name(shared: str) -> None:
     """Nor does it fill the rank's memory, whatever it would become."""
     with pytest.raises(ValueError, match="plan of job 'j' for rank 3: shared: "):
-        plans.whole(plan(shared))
+        whole(plan(shared))
