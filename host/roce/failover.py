@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from netfold.host.mesh.source_ports import SourcePorts
-from netfold.host.roce.native import Endpoint, EndpointEvent
+from netfold.host.roce.endpoint import Endpoint
+from netfold.host.roce.native import EndpointEvent
 from netfold.wire.paths import Paths
 
 log = logging.getLogger("netfold")

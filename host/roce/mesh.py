@@ -29,8 +29,9 @@ from netfold.host.native.sockets import bind_port, check_mtu
 from netfold.host.operation.arrays import Flat
 from netfold.host.roce import native
 from netfold.host.roce.clear_to_send import ENTRY_BYTES, ClearToSend, Message, PeerTransfers, call_text
+from netfold.host.roce.endpoint import Endpoint, EndpointIo, Locked, now
 from netfold.host.roce.failover import PathFailover
-from netfold.host.roce.native import ANSWERED, ARRIVED, SENT, STALLED, UNTOLD, Endpoint, EndpointEvent, EndpointIo
+from netfold.host.roce.native import ANSWERED, ARRIVED, SENT, STALLED, UNTOLD, EndpointEvent
 from netfold.host.roce.queue_pairs import MAX_OPEN, QueuePairs
 from netfold.host.roce.sockets import open_endpoint
 from netfold.host.tracing.timeline import Timeline
@@ -143,7 +144,7 @@ class RoceMesh(Mesh):
             self.source_ports = SourcePorts(self.ports, (rank for rank in addresses if rank != plan.rank))
             self._planned = planned
             self._failover = PathFailover(self._endpoint, self.source_ports, me=f"job {plan.job!r}, rank {plan.rank}",
-                                    locked=self._locked, clock=native.now)
+                                    locked=self._locked, clock=now)
             self._transfers = {rank: self._open(rank) for rank in range(plan.world)}
             self._queue_pairs = QueuePairs(
                 plan,
@@ -231,7 +232,7 @@ class RoceMesh(Mesh):
                 PeerLost, f"the connection to rank {transfers.rank} is broken, or there is no memory; {PEER_LOST_HINT}"
             )
 
-    def _locked(self) -> native.Locked:
+    def _locked(self) -> Locked:
         assert self._io is not None
         return self._io.locked()
 

@@ -21,8 +21,8 @@ from contextlib import AbstractContextManager
 
 from netfold.host.job_secret import derive
 from netfold.host.mesh.source_ports import SourcePorts
+from netfold.host.roce.endpoint import Connection, Endpoint
 from netfold.host.roce.failover import PathFailover
-from netfold.host.roce.native import Connection, Endpoint
 from netfold.wire import roce
 from netfold.wire.plan import Plan
 

@@ -16,7 +16,8 @@ from netfold.controller.switch import fold_tables, tables
 from netfold.fabric.folding import slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.host.native.library import Origin
-from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Connection, Endpoint
+from netfold.host.roce.endpoint import Connection, Endpoint
+from netfold.host.roce.native import ARRIVED, BROKEN, SENT
 from netfold.host.roce.queue_pairs import CONNECTION_BIT
 from netfold.wire import roce
 from support.models.slot_model import MICROSECOND, SECOND, TerribleNetwork

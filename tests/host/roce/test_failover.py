@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netfold.host.mesh.source_ports import SourcePorts
+from netfold.host.roce.endpoint import Connection, Endpoint
 from netfold.host.roce.failover import GRACE_NS, PathFailover
-from netfold.host.roce.native import ANSWERED, STALLED, Connection, Endpoint
+from netfold.host.roce.native import ANSWERED, STALLED
 from netfold.wire.paths import Paths, Reach
 from netfold.wire.roce import Opcode
 from support.models.roce import PORT, Datagram, Wires, Writer, address, some_bytes

@@ -12,17 +12,8 @@ import numpy as np
 import pytest
 
 from netfold.host.native.sockets import bind_port
-from netfold.host.roce.native import (
-    ARRIVED,
-    BROKEN,
-    QUIET_ARRIVED,
-    QUIET_SENT,
-    SENT,
-    UNTOLD,
-    Connection,
-    Endpoint,
-    EndpointIo,
-)
+from netfold.host.roce.endpoint import Connection, Endpoint, EndpointIo
+from netfold.host.roce.native import ARRIVED, BROKEN, QUIET_ARRIVED, QUIET_SENT, SENT, UNTOLD
 from netfold.host.roce.sockets import open_endpoint
 from support.models.roce import Bytes, Wires, address, connect, some_bytes
 from support.models.slot_model import MICROSECOND, TerribleNetwork

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from netfold.host.native.library import NEVER, Origin
-from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Endpoint
+from netfold.host.roce.endpoint import Endpoint
+from netfold.host.roce.native import ARRIVED, BROKEN, SENT
 from support.models.roce import PORT, address, connect
 from support.models.slot_model import MICROSECOND, SECOND
 

@@ -27,9 +27,10 @@ from netfold.host.mesh.source_ports import SourcePorts
 from netfold.host.native.sockets import bind_port
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
+from netfold.host.roce.endpoint import Connection, Endpoint
 from netfold.host.roce.failover import PathFailover
 from netfold.host.roce.mesh import RoceMesh
-from netfold.host.roce.native import ANSWERED, STALLED, Connection, Endpoint, EndpointEvent
+from netfold.host.roce.native import ANSWERED, STALLED, EndpointEvent
 from netfold.host.roce.queue_pairs import CONNECTION_BIT, QueuePairs
 from netfold.host.selection.peers import Peers
 from netfold.testing import LoopbackSwitch, subnet

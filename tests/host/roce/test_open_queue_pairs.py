@@ -16,7 +16,7 @@ from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.mesh.sockets import listen
 from netfold.host.native.library import Origin
 from netfold.host.opening.open_mesh import OPEN_PAIRS_VARIABLE, open_mesh
-from netfold.host.roce.native import Endpoint
+from netfold.host.roce.endpoint import Endpoint
 from netfold.host.roce.queue_pairs import MAX_OPEN
 from netfold.wire.plan import Peer, Plan
 from support.hosts.roce_ranks import RoceRanks

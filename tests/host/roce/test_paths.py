@@ -8,7 +8,8 @@ from collections import Counter
 
 import pytest
 
-from netfold.host.roce.native import STALLED, Endpoint
+from netfold.host.roce.endpoint import Endpoint
+from netfold.host.roce.native import STALLED
 from netfold.wire.roce import Opcode
 from support.models.roce import PORT, Datagram, Wires, Writer, address, connect, some_bytes
 from support.models.slot_model import MICROSECOND, MILLISECOND, TerribleNetwork

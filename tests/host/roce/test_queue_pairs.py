@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netfold.host.native.library import Origin
-from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Connection, Endpoint
+from netfold.host.roce.endpoint import Connection, Endpoint
+from netfold.host.roce.native import ARRIVED, BROKEN, SENT
 from netfold.wire import roce
 from netfold.wire.roce import Opcode
 from support import needs

@@ -8,7 +8,8 @@ import random
 import pytest
 
 from netfold.host.native.library import Origin
-from netfold.host.roce.native import STALLED, Endpoint
+from netfold.host.roce.endpoint import Endpoint
+from netfold.host.roce.native import STALLED
 from netfold.wire import roce
 from netfold.wire.roce import Opcode
 from support.models.roce import PORT, Datagram, Wires, Writer, address, connect, some_bytes

@@ -25,7 +25,7 @@ from netfold.host.operation.arrays import by_counts
 from netfold.host.operation.coding import PLAIN
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import RowsCollective, RowsRequest
-from netfold.host.roce.native import Endpoint
+from netfold.host.roce.endpoint import Endpoint
 from netfold.wire import roce
 from netfold.wire.plan import RankStream, RankTree
 from support.models.roce import address, connect

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from netfold.host.native.library import Origin
-from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Connection, Endpoint, EndpointEvent
+from netfold.host.roce.endpoint import Connection, Endpoint
+from netfold.host.roce.native import ARRIVED, BROKEN, SENT, EndpointEvent
 from support.models.slot_model import SECOND, TerribleNetwork, check_icrc, ip_packet
 
 Bytes = NDArray[np.uint8]
