@@ -68,6 +68,8 @@ struct ss_switch {
     TRACE(ss_trace trace;)
 };
 
+static inline size_t ss_state_bytes(const ss_switch *sw) { return (sw->program->state_size + 63) & ~(size_t)63; }
+
 static inline void ss_report(ss_switch *sw, ss_event_kind kind, uint32_t id, const void *data, uint32_t len) {
     if (!sw->options.event) return;
     ss_event event = {kind, id, sw->now_us, data, len};

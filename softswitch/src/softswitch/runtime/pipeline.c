@@ -23,20 +23,14 @@
  * it is done.  One received frame causes at most SS_MAX_PASSES such passes, fewer where they take much memory, so that
  * a program that circulates packets for ever cannot stop the switch.
  */
-#include "entries.h"
-#include "hash.h"
 #include "internal.h"
+#include "outgoing.h"
 #include "pre.h"
-#include "profiles.h"
-#include "state.h"
 #include "sums.h"
-#include "tables.h"
 #include "trace.h"
 #include "turn.h"
-#include "value_sets.h"
 
 #define SS_MAX_PASSES 4096u
-#define SHORTEST_REF 256u /* bytes: shorter payloads are copied */
 #define SS_MASK48 0xffffffffffffull
 
 typedef struct {
@@ -57,8 +51,6 @@ typedef struct ss_work { /* a packet that waits for its turn within one ss_recei
 
 /* ---- states and waiting packets ---------------------------------------------------------------------------------- */
 
-static size_t state_bytes(const ss_switch *sw) { return (sw->program->state_size + 63) & ~(size_t)63; }
-
 static void *take_state(ss_switch *sw) {
     if (sw->n_spare) return sw->spare[--sw->n_spare];
     if (sw->n_spare == sw->cap_spare) { /* room to give it back is made now, so that give_state cannot fail */
@@ -68,7 +60,7 @@ static void *take_state(ss_switch *sw) {
         sw->spare = spare;
         sw->cap_spare = cap;
     }
-    return aligned_alloc(64, state_bytes(sw));
+    return aligned_alloc(64, ss_state_bytes(sw));
 }
 
 static void give_state(ss_switch *sw, void *state) {
@@ -128,82 +120,8 @@ static void trace_clone(ss_switch *sw, uint32_t id, const ss_clone *session, boo
 
 /* ---- out --------------------------------------------------------------------------------------------------------- */
 
-/* A run that was to be referred to is where it will stay, or else copied there. */
-static const uint8_t *lasting(ss_switch *sw, const uint8_t *bytes, uint32_t n) {
-    size_t at = (uintptr_t)bytes - (uintptr_t)sw->stable, size = sw->frame_len - (size_t)(sw->stable - sw->frame);
-    if (at > size || n > size - at) {
-        if (!ss_taken(sw, bytes, n)) bytes = memcpy(ss_take(sw, n), bytes, n);
-        ss_turn_keep(sw, bytes, n);
-    }
-    return bytes;
-}
-
-/* Puts the payload behind what was deparsed: as the run that is referred to, if there is none or it goes on there. */
-static void add_payload(const ss_switch *sw, uint8_t *out, ss_parts *parts, const uint8_t *payload, uint32_t n) {
-    if (parts->ref_len && !parts->tail && payload == parts->ref + parts->ref_len) {
-        parts->ref_len += n;
-        return;
-    }
-    if (!parts->ref_len && n >= SHORTEST_REF) {
-        size_t movable = (uintptr_t)sw->stable - (uintptr_t)payload; /* bytes that will be overwritten */
-        if (movable <= (size_t)(sw->stable - sw->frame)) {
-            uint32_t first = movable < n ? (uint32_t)movable : n;
-            memcpy(out + parts->head, payload, first);
-            parts->head += first, payload += first, n -= first;
-        }
-        parts->ref = payload;
-        parts->ref_len = n;
-        return;
-    }
-    memcpy(out + parts->head + parts->tail, payload, n);
-    parts->tail += n;
-}
-
-static void cut_to(ss_parts *p, uint32_t len) {
-    if (p->head > len) p->head = len;
-    if (p->ref_len > len - p->head) p->ref_len = len - p->head;
-    if (p->tail > len - p->head - p->ref_len) p->tail = len - p->head - p->ref_len;
-}
-
-/* The frame, as `out` (of at least `cap` bytes) and what it refers to: header bytes, payload, truncation.  Its length;
- * 0 where it is longer than any frame may be, or truncated to nothing. */
-static uint32_t build(ss_switch *sw, void *state, uint8_t *out, uint32_t cap, bool truncate, ss_outgoing *made) {
-    ss_packet *p = state;
-    ss_parts *parts = &made->parts;
-    *made = (ss_outgoing){.sum = SS_NO_SUM};
-    sw->program->deparse(sw, state, out, parts);
-    uint64_t len = parts->head == SS_NO_FRAME ? UINT32_MAX : (uint64_t)ss_outgoing_length(made) + p->payload_len;
-    bool cut = len < UINT32_MAX && truncate && p->truncate_to < len;
-    if ((cut ? p->truncate_to : len) > SS_MAX_FRAME || len > cap) {
-        sw->stats.dropped_oversize++;
-        TRACE(NUMBERS(sw, SS_REC_DROP, SS_DROP_TOO_LONG_OUT, (uint32_t)len);)
-        *made = (ss_outgoing){.sum = SS_NO_SUM};
-        return 0;
-    }
-    if (cut && !p->truncate_to) {
-        sw->stats.dropped_egress++;
-        TRACE(NUMBERS(sw, SS_REC_DROP, SS_DROP_TRUNCATED, 0);)
-        *made = (ss_outgoing){.sum = SS_NO_SUM};
-        return 0;
-    }
-    if (p->payload_len) add_payload(sw, out, parts, p->payload, p->payload_len);
-    if (cut) cut_to(parts, p->truncate_to);
-    if (parts->ref_len) {
-        parts->ref = lasting(sw, parts->ref, parts->ref_len);
-        made->sum = ss_sum_known(sw, parts->ref, parts->ref_len);
-    }
-    return cut ? p->truncate_to : (uint32_t)len;
-}
-
-/* The frame in out[0..length). */
-static uint32_t build_whole(ss_switch *sw, void *state, uint8_t *out, uint32_t cap, bool truncate) {
-    ss_outgoing made;
-    uint32_t len = build(sw, state, out, cap, truncate, &made);
-    return len ? ss_flatten(out, &made.parts) : 0;
-}
-
 static void to_controller(ss_switch *sw, void *state, uint32_t cap) {
-    uint32_t len = build_whole(sw, state, sw->scratch, cap, true);
+    uint32_t len = ss_build_whole(sw, state, sw->scratch, cap, true);
     if (!len) return;
     sw->stats.packet_ins++;
     TRACE(ss_trace_frame(sw, SS_REC_PACKET_IN, sw->ingress_port, sw->scratch, len);)
@@ -218,7 +136,7 @@ static void recirculate(ss_switch *sw, void *state, uint32_t cap) {
         return;
     }
     uint8_t *frame = ss_take(sw, cap);
-    uint32_t len = build_whole(sw, state, frame, cap, false);
+    uint32_t len = ss_build_whole(sw, state, frame, cap, false);
     if (!len) {
         give_state(sw, next);
         return;
@@ -295,7 +213,7 @@ static void egress(ss_switch *sw, void *state, uint32_t port, uint32_t instance,
         return;
     }
     ss_outgoing made;
-    uint32_t len = build(sw, state, out, cap, true, &made);
+    uint32_t len = ss_build(sw, state, out, cap, true, &made);
     TRACE(if (len) ss_trace_parts(sw, SS_REC_OUT, port, out, &made.parts);)
     sw->options.commit(sw->options.io, port, &made);
     sw->stats.sent += len != 0;
@@ -485,68 +403,3 @@ void ss_receive(ss_switch *sw, uint32_t port, const ss_arrival *in, uint64_t now
     ss_turn_packet(sw);
     TRACE(ss_trace_done(sw);)
 }
-
-/* ---- what programs report ---------------------------------------------------------------------------------------- */
-
-void ss_digest(ss_switch *sw, uint32_t digest, const uint8_t *bytes, uint32_t n) {
-    sw->stats.digests++;
-    ss_report(sw, SS_EVENT_DIGEST, digest, bytes, n);
-}
-
-void ss_log(ss_switch *sw, const char *text) {
-    TRACE(ss_trace_text(sw, 0, text);)
-    ss_report(sw, SS_EVENT_LOG, 0, text, (uint32_t)strlen(text));
-}
-
-void ss_assert_failed(ss_switch *sw, const char *where) {
-    sw->stats.asserts_failed++;
-    ss_log(sw, where);
-}
-
-/* ---- life -------------------------------------------------------------------------------------------------------- */
-
-ss_switch *ss_open(const ss_program *program, const ss_options *options, const char **why) {
-    if (program->abi != SS_ABI) {
-        *why = "the program was compiled for another version of the runtime";
-        return NULL;
-    }
-    if (options->cpu_port > SS_DROP_PORT && options->cpu_port != SS_NO_PORT) {
-        *why = "cpu_port is above 511";
-        return NULL;
-    }
-    if (!options->reserve || !options->commit) {
-        *why = "options lack reserve or commit";
-        return NULL;
-    }
-    *why = "out of memory, or a table or register is too large";
-    ss_switch *sw = calloc(1, sizeof *sw);
-    if (!sw) return NULL;
-    sw->program = program;
-    sw->options = *options;
-    sw->state = aligned_alloc(64, state_bytes(sw));
-    sw->scratch = malloc(SS_MAX_FRAME + SS_MAX_ADDED);
-    ss_prng_seed(&sw->prng, options->seed);
-    if (!sw->state || !sw->scratch || !ss_tables_open(sw) || !ss_profiles_open(sw) || !ss_state_open(sw) ||
-        !ss_value_sets_open(sw) || !ss_entries_const(sw)) {
-        ss_close(sw);
-        return NULL;
-    }
-    *why = NULL;
-    return sw;
-}
-
-void ss_close(ss_switch *sw) {
-    if (!sw) return;
-    ss_tables_close(sw);
-    ss_profiles_close(sw);
-    ss_state_close(sw);
-    ss_pre_reset(sw);
-    ss_value_sets_close(sw);
-    ss_turn_close(sw);
-    for (uint32_t i = 0; i <= SS_MAX_CRCS; i++) free(sw->crcs[i]);
-    while (sw->n_spare) free(sw->spare[--sw->n_spare]);
-    TRACE(ss_trace_close(sw);)
-    free(sw->spare), free(sw->work), free(sw->state), free(sw->scratch), free(sw);
-}
-
-const ss_stats *ss_get_stats(const ss_switch *sw) { return &sw->stats; }
