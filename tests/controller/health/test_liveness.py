@@ -16,7 +16,7 @@ from netfold.fabric.file import dumps, loads
 from netfold.fabric.folding.pools import Exhausted
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError
-from netfold.wire.jobs import AskMissing, Done, Halt, Leave, RankLeft, Resume, Settled
+from netfold.wire.jobs import AskMissing, Done, Halt
 from netfold.wire.plan import Plan
 from support.control.cables import Cables, link_between
 from support.control.controller import MemorySession, until
@@ -348,103 +348,3 @@ async def test_a_job_stays_where_there_is_no_room_to_move(tmp_path: Path) -> Non
         assert job.streams == streams_before
         assert job.round is not None
         assert job.round.number == 1
-
-
-# ---- leaving ---------------------------------------------------------------------------------------------------------
-
-
-async def test_a_rank_leaves_when_nobody_lacks_anything(tmp_path: Path) -> None:
-    """Not while another one has yet to finish what it has begun; ranks that leave themselves are not waited for."""
-    async with rig(tmp_path) as r:
-        plans = await r.together(4)
-        watchers = [await r.watch(plan) for plan in plans]
-        (job,) = r.controller.jobs.all()
-        watchers[1].settles = False
-        going = [asyncio.create_task(r.leave(plans[rank])) for rank in (0, 2)]
-        await until(lambda: job.departure is not None and job.leaving == {0, 2} and job.departure.pending == {1})
-        assert not any(task.done() for task in going)
-        assert job.left == set()
-        await r.leave(plans[1])
-        await asyncio.gather(*going)
-        assert (job.left, job.left_early) == ({0, 1, 2}, False)
-
-
-async def test_what_goes_away_after_a_rank_has_left_disturbs_nobody(tmp_path: Path) -> None:
-    """All ranks have what it had, and nothing more can be folded without it: nobody halts."""
-    async with rig(tmp_path) as r:
-        plans = await r.together(4)
-        watchers = [await r.watch(plan) for plan in plans]
-        await r.leave(plans[0])
-        lose(r, "spine1")
-        await until(lambda: not r.controller._targets["spine1"].is_up)
-        await r.controller.replan()
-        (job,) = r.controller.jobs.all()
-        assert job.round is None
-        for plan in plans[1:]:
-            await r.leave(plan)
-        for watcher in watchers:
-            while (event := await watcher.next()) is not None:
-                assert isinstance(event, RankLeft)
-
-
-async def test_ranks_that_leave_together_cost_one_wait(tmp_path: Path) -> None:
-    """All wait for the same, and are not told of each other; a rank that stays is told of each."""
-    async with rig(tmp_path) as r:
-        plans = await r.together(8)
-        watchers = [await r.watch(plan) for plan in plans]
-        watchers[7].settles = False
-        (job,) = r.controller.jobs.all()
-        going = [asyncio.create_task(r.call("Leave", Leave(plan.job, plan.rank, plan.epoch, "", plan.rank_secret,
-                                                           "after its last operation"), Done))
-                 for plan in plans[:7]]
-        await until(lambda: len(job.leaving) == 7)
-        assert job.departure is not None
-        assert job.departure.pending == {7}
-        assert [task.get_name() for task in asyncio.all_tasks()].count("job 'j': ranks leave") == 1
-        await r.call("Settled", Settled("j", 7, plans[7].epoch, plans[7].rank_secret), Done)
-        await asyncio.gather(*going)
-        assert not job.left_early
-        for watcher in watchers[:7]:
-            assert await watcher.next() is None
-        told = [await watchers[7].next() for _ in range(7)]
-        assert sorted(event.rank for event in told if isinstance(event, RankLeft)) == list(range(7))
-
-
-async def test_a_rank_that_does_not_answer_is_not_waited_for_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The others leave, and the job knows that it is in debt: what goes away then ends it by name, as before."""
-    monkeypatch.setattr("netfold.controller.jobs.leaving.ANSWER_TIMEOUT", 0.02)
-    async with rig(tmp_path) as r:
-        plans = await r.together(4)
-        watchers = [await r.watch(plan) for plan in plans]
-        watchers[1].settles = False
-        await r.leave(plans[0])
-        (job,) = r.controller.jobs.all()
-        assert job.left_early
-        lose(r, "spine1")
-        assert await watchers[1].next() == Halt(1, "spine1 is down")
-        missing = {place: stream.psn for place, stream in enumerate(streams(plans[1]))}
-        code, words = await r.refusal(Resume("j", 1, plans[1].epoch, missing, 10.0, plans[1].rank_secret), "Resume")
-        assert (code, "rank 0 is not there any more" in words) == (Code.FAILED_PRECONDITION, True)
-
-
-async def test_a_leaving_rank_still_serves_a_round(tmp_path: Path) -> None:
-    """It is asked to halt like everybody, and leaves when all are."""
-    async with rig(tmp_path) as r:
-        plans = await r.together(4)
-        watchers = [await r.watch(plan) for plan in plans]
-        for watcher in watchers[1:]:
-            watcher.settles = False
-        lose(r, "leaf1")
-        assert await watchers[0].next() == Halt(1, "leaf1 is down")
-        (job,) = r.controller.jobs.all()
-        going = asyncio.create_task(r.leave(plans[0]))
-        await until(lambda: job.leaving == {0})
-        rounds = asyncio.create_task(all_resume(r, plans))
-        await until(lambda: job.round is not None and len(job.round.resumes) == 4)
-        assert not going.done()
-        restart(r, "leaf1")
-        await rounds
-        await asyncio.gather(going, *(r.leave(plan) for plan in plans[1:]))
-        assert not job.left_early
