@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import signal
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -18,7 +17,7 @@ import pytest
 from support import RANKS as PROGRAMS
 from support import needs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs("expecttest")]
 
 pytest.importorskip("torch", reason=needs.reason("torch"))
 
@@ -26,7 +25,7 @@ from support.hosts.torch import start  # noqa: E402
 
 RANKS: Final = 3
 SECONDS: Final = 280
-"""Bound for all of them: 60 s on two cores."""
+"""Bound for all of them: half a minute on two cores."""
 NAME: Final = "torch's monitored_barrier asks for a group that is named gloo"
 EXPECTED: Final = {
     "test_monitored_barrier_failure_order": NAME,
@@ -46,15 +45,19 @@ FOLDED: Final = (
     "scatter_object_list static_graph_api_cpu"
 )
 """Tests whose default group has something to fold; other groups go over TCP (docs/torch.md)."""
+NAMES: Final = [f"test_{name}" for name in FOLDED.split()]
 
 Rows = dict[str, Any]
 
 
-def run(folder: Path, way: str, *names: str) -> Rows:
-    """Results of these tests, or all: name -> result, why, seconds, bytes that each rank folded."""
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
+    """Results of all tests over TCP, and of some folded: way -> name -> result, why, seconds, bytes that each rank
+    folded."""
+    folder = tmp_path_factory.mktemp("suite")
     results, log = folder / "results.json", folder / "suite.log"
     with log.open("wb") as said:
-        suite = start([str(PROGRAMS / "torch_suite.py"), str(results), way, *names], said)
+        suite = start([str(PROGRAMS / "torch_suite.py"), str(results), "tcp", "folded=" + ",".join(NAMES)], said)
         try:
             status = suite.wait(SECONDS)
         finally:  # with its ranks, where one of them hangs
@@ -62,28 +65,25 @@ def run(folder: Path, way: str, *names: str) -> Rows:
                 os.killpg(suite.pid, signal.SIGKILL)
             suite.wait()
     assert status == 0, log.read_text()[-3000:]
-    rows: Rows = json.loads(results.read_text())
-    return rows
+    found: dict[str, Rows] = json.loads(results.read_text())
+    return found
 
 
 def failed(rows: Rows) -> dict[str, str]:
     return {name: why[-1500:] for name, (result, why, *_) in rows.items() if result == "failed"}
 
 
-@pytest.mark.needs("expecttest")
-def test_torchs_own_tests_pass_over_tcp(tmp_path: Path) -> None:
+def test_torchs_own_tests_pass_over_tcp(found: dict[str, Rows]) -> None:
     """Tests that pass on gloo pass here, and all-to-all of unlike sizes, but for a list of reasons."""
-    rows = run(tmp_path, "tcp")
+    rows = found["tcp"]
     wrong = failed(rows)
     assert {name: why for name, why in wrong.items() if name not in EXPECTED} == {}
     assert set(EXPECTED) & set(rows) == set(wrong), "these pass now: take them out of the list"
     assert sum(result == "passed" for result, *_ in rows.values()) >= LEAST
 
 
-@pytest.mark.needs("expecttest")
-def test_torchs_own_tests_pass_folded(tmp_path: Path) -> None:
+def test_torchs_own_tests_pass_folded(found: dict[str, Rows]) -> None:
     """All whose default group has something to fold pass with every rank's part folded by the switch."""
-    names = [f"test_{name}" for name in FOLDED.split()]
-    rows = run(tmp_path, "folded", *names)
+    rows = found["folded"]
     assert failed(rows) == {}
-    assert [name for name in names if rows[name][0] != "passed" or min(rows[name][3]) == 0] == []
+    assert [name for name in NAMES if rows[name][0] != "passed" or min(rows[name][3]) == 0] == []
