@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from support import RANKS as PROGRAMS
 from support import needs
 
-pytestmark = [pytest.mark.slow, pytest.mark.needs("expecttest")]
+pytestmark = pytest.mark.slow
 
 pytest.importorskip("torch", reason=needs.reason("torch"))
 
@@ -25,7 +26,7 @@ from support.hosts.torch import start  # noqa: E402
 
 RANKS: Final = 3
 SECONDS: Final = 280
-"""Bound for all of them: half a minute on two cores."""
+"""Bound for all of them: 60 s on two cores."""
 NAME: Final = "torch's monitored_barrier asks for a group that is named gloo"
 EXPECTED: Final = {
     "test_monitored_barrier_failure_order": NAME,
@@ -45,19 +46,15 @@ FOLDED: Final = (
     "scatter_object_list static_graph_api_cpu"
 )
 """Tests whose default group has something to fold; other groups go over TCP (docs/torch.md)."""
-NAMES: Final = [f"test_{name}" for name in FOLDED.split()]
 
 Rows = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
-    """Results of all tests over TCP, and of some folded: way -> name -> result, why, seconds, bytes that each rank
-    folded."""
-    folder = tmp_path_factory.mktemp("suite")
+def run(folder: Path, way: str, *names: str) -> Rows:
+    """Results of these tests, or all: name -> result, why, seconds, bytes that each rank folded."""
     results, log = folder / "results.json", folder / "suite.log"
     with log.open("wb") as said:
-        suite = start([str(PROGRAMS / "torch_suite.py"), str(results), "tcp", "folded=" + ",".join(NAMES)], said)
+        suite = start([str(PROGRAMS / "torch_suite.py"), str(results), way, *names], said)
         try:
             status = suite.wait(SECONDS)
         finally:  # with its ranks, where one of them hangs
@@ -65,25 +62,28 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
                 os.killpg(suite.pid, signal.SIGKILL)
             suite.wait()
     assert status == 0, log.read_text()[-3000:]
-    found: dict[str, Rows] = json.loads(results.read_text())
-    return found
+    rows: Rows = json.loads(results.read_text())
+    return rows
 
 
 def failed(rows: Rows) -> dict[str, str]:
     return {name: why[-1500:] for name, (result, why, *_) in rows.items() if result == "failed"}
 
 
-def test_torchs_own_tests_pass_over_tcp(found: dict[str, Rows]) -> None:
+@pytest.mark.needs("expecttest")
+def test_torchs_own_tests_pass_over_tcp(tmp_path: Path) -> None:
     """Tests that pass on gloo pass here, and all-to-all of unlike sizes, but for a list of reasons."""
-    rows = found["tcp"]
+    rows = run(tmp_path, "tcp")
     wrong = failed(rows)
     assert {name: why for name, why in wrong.items() if name not in EXPECTED} == {}
     assert set(EXPECTED) & set(rows) == set(wrong), "these pass now: take them out of the list"
     assert sum(result == "passed" for result, *_ in rows.values()) >= LEAST
 
 
-def test_torchs_own_tests_pass_folded(found: dict[str, Rows]) -> None:
+@pytest.mark.needs("expecttest")
+def test_torchs_own_tests_pass_folded(tmp_path: Path) -> None:
     """All whose default group has something to fold pass with every rank's part folded by the switch."""
-    rows = found["folded"]
+    names = [f"test_{name}" for name in FOLDED.split()]
+    rows = run(tmp_path, "folded", *names)
     assert failed(rows) == {}
-    assert [name for name in NAMES if rows[name][0] != "passed" or min(rows[name][3]) == 0] == []
+    assert [name for name in names if rows[name][0] != "passed" or min(rows[name][3]) == 0] == []

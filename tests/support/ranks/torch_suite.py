@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs torch's own tests of a backend, those of ``torch.testing._internal.distributed.distributed_test``.
 
-    torch_suite.py RESULTS WAY[=TEST,...] ...       # WAY: gloo, tcp or folded
+    torch_suite.py RESULTS gloo|tcp|folded [TEST ...]
 
-The ranks are forks of this process, which has imported all they need.  They run one test after the other until one
-does not pass; in ``folded`` each test has a fourth process, a switch and its job service.  RESULTS gets a JSON object:
-way -> test -> [passed, skipped or failed; why; seconds; bytes that each rank has folded].
+Each test has ranks of its own, forks of this process, which has imported all they need; in ``folded`` a fourth process
+is a switch and its job service.  RESULTS gets a JSON object: test -> [passed, skipped or failed; why; seconds; bytes
+that each rank has folded].
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ import os
 import sys
 import tempfile
 import time
-import traceback
 import unittest
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,118 +68,37 @@ class LikeGloo(str):
         return not self == other
 
 
-class Rank:
-    """A process that is a rank of one test after the other: what torch looks at of a process, and of the pipe to it."""
-
-    def __init__(self, rank: int) -> None:
-        self._line, theirs = FORK.Pipe()
-        self._process = FORK.Process(target=serve, args=(rank, theirs), daemon=True)
-        self._process.start()
-        theirs.close()
-        assert self._process.pid is not None
-        self.pid: int = self._process.pid
-        self._ended: tuple[int | None, str] | None = None
-
-    def begin(self, name: str, file: str, address: str) -> None:
-        """Run a test at this address, with the environment of this process."""
-        self._ended = None
-        self._line.send((name, file, {**os.environ, "NETFOLD_ADDRESS": address}))
-
-    @property
-    def exitcode(self) -> int | None:
-        """The status with which the test has ended; None while it runs."""
-        if self._ended is None and self._line.poll():
-            try:
-                self._ended = self._line.recv()
-            except EOFError:
-                self._process.join()
-                self._ended = self._process.exitcode, ""
-        return None if self._ended is None else self._ended[0]
-
-    def recv(self) -> str:
-        """The traceback of the test."""
-        assert self._ended is not None
-        return self._ended[1]
-
-    def send(self, event: object) -> None:
-        raise BrokenPipeError("this rank tells no traceback while it runs")
-
-    def close(self) -> None:
-        """Does nothing: the pipe is for the next test, too."""
-
-    def terminate(self) -> None:
-        """Does nothing: the process is for the next test, too."""
-
-    def end(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.join()
-        self._line.close()
-
-
-def serve(rank: int, line: Connection) -> None:
-    """Run tests as a rank until one does not end with status 0."""
-    status = 0
-    while status == 0:
-        name, file, environment = line.recv()
-        os.environ.update(environment)
-        told, pipe = FORK.Pipe()
-        try:
-            Suite._run(rank, name, file, pipe)
-        except SystemExit as end:
-            status = int(end.code or 0)
-        except BaseException:
-            traceback.print_exc()
-            status = 1
-        line.send((status, told.recv() if status == Suite.TEST_ERROR_EXIT_CODE else ""))
-
-
 class Suite(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):
     """Torch's tests on this module's way of making the default group."""
 
     way = ""
-    ranks: tuple[Rank, ...] = ()
 
     def setUp(self) -> None:
         super().setUp()
-        net, self.network = subnet(), None
+        theirs.INIT_METHOD = f"file://{TEMPORARY.name}/{self._testMethodName}"
+        Suite.meeting, Suite.folded = FORK.Barrier(RANKS), FORK.Array("q", RANKS)
+        Suite.net, self.network = subnet(), None
         os.environ |= {"NETFOLD_CONTROLLER": "store", "NETFOLD_ALGO": "ring"}
         if self.way == "folded":
-            where, ready = f"unix:{TEMPORARY.name}/{net}", FORK.Event()
-            self.network = FORK.Process(target=network, args=(net, where, ready), daemon=True)
+            where, ready = f"unix:{TEMPORARY.name}/{self.net}", FORK.Event()
+            self.network = FORK.Process(target=network, args=(self.net, where, ready), daemon=True)
             self.network.start()
             assert ready.wait(SECONDS), "the switch has not started"
             os.environ |= {"NETFOLD_CONTROLLER": where, "NETFOLD_ALGO": "innet"}
-        if not self.ranks:
-            Suite.meeting, Suite.folded = FORK.Barrier(RANKS), FORK.Array("q", RANKS)
-            Suite.ranks = tuple(map(Rank, range(RANKS)))
-        self.folded[:] = [0] * RANKS
-        self.processes = list(self.ranks)
-        for place, rank in enumerate(self.ranks, start=1):
-            self.pid_to_pipe[rank.pid] = rank
-            rank.begin(self._testMethodName, self.file_name, f"{net}.{place}")
+        self._start_processes(FORK.Process)
 
     def tearDown(self) -> None:
         if self.network is not None:
             self.network.kill()
             self.network.join()
-        if any(rank.exitcode != 0 for rank in self.ranks):
-            self.end()
         super().tearDown()
-
-    @classmethod
-    def end(cls) -> None:
-        """End the ranks; the next test gets others."""
-        for rank in cls.ranks:
-            rank.end()
-        cls.ranks = ()
 
     def _barrier(self, *args: Any, **kwargs: Any) -> None:
         self.meeting.wait(SECONDS)  # torch's own looks into files every 0.1 s
 
     @classmethod
     def _run(cls, rank: int, *args: Any, **kwargs: Any) -> None:
-        theirs.INIT_METHOD = f"file://{TEMPORARY.name}/{args[0]}"
+        os.environ["NETFOLD_ADDRESS"] = f"{cls.net}.{rank + 1}"
         super()._run(rank, *args, **kwargs)
 
     def run_test(self, name: str, pipe: Any) -> None:
@@ -225,27 +142,22 @@ def network(net: str, where: str, ready: Any) -> None:
         time.sleep(10 * SECONDS)
 
 
-def main(results: str, *ways: str) -> None:
-    """Runs the tests of these names, or all, in each way."""
+def main(results: str, way: str, *wanted: str) -> None:
+    """Runs the tests of these names, or all."""
+    Suite.way = way
+    if way != "gloo":
+        theirs.BACKEND = LikeGloo("netfold")
+        theirs.PROFILING_SUPPORTED_BACKENDS.append("netfold")
+        theirs.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.append("netfold")
     common.TIMEOUT_OVERRIDE.clear()
-    names = unittest.TestLoader().getTestCaseNames(Suite)
-    for name in names:
+    for name in unittest.TestLoader().getTestCaseNames(Suite):
         if "all_to_all" in name and "cuda" not in name:  # which torch takes for MPI's alone
             getattr(Suite, name).__unittest_skip__ = False
+    told = Results()
     gc.freeze()  # a fork that collects garbage copies no page of what was imported
-    told: dict[str, Any] = {}
-    for asked in ways:
-        Suite.way, _, wanted = asked.partition("=")
-        if Suite.way != "gloo" and not isinstance(theirs.BACKEND, LikeGloo):
-            theirs.BACKEND = LikeGloo("netfold")
-            theirs.PROFILING_SUPPORTED_BACKENDS.append("netfold")
-            theirs.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.append("netfold")
-        result = Results()
-        for name in wanted.split(",") if wanted else names:
-            Suite(name).run(result)
-        Suite.end()
-        told[Suite.way] = result.rows
-    Path(results).write_text(json.dumps(told, indent=1))
+    for name in wanted or unittest.TestLoader().getTestCaseNames(Suite):
+        Suite(name).run(told)
+    Path(results).write_text(json.dumps(told.rows, indent=1))
 
 
 if __name__ == "__main__":
