@@ -14,7 +14,9 @@ from typing import Final
 
 import pytest
 
-from support import needs  # noqa: F401  (the option --without takes what is in its table)
+from netfold.topo.processes import ranks
+from support import needs
+from support.sandboxes import warm
 from support.sandboxes.processes import switches  # noqa: F401  (a fixture of several rooms)
 from support.sandboxes.template import Template
 from support.sandboxes.topo import TEMPLATES
@@ -37,6 +39,14 @@ def shared_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """matplotlib is missing: for tests of data alone, which need not wait for the figures that are drawn of them."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+@pytest.fixture
+def torch_in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks in a sandbox are forked from a process that has imported torch, where torch is there: once for all such
+    tests."""
+    if needs.missing("torch") is None:
+        monkeypatch.setattr(ranks.FORKS, "modules", warm.TORCH)
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -15,6 +13,7 @@ from netfold.topo.network import sandbox
 from netfold.wire.operator import Status
 from support import needs
 from support.fabrics.fabrics import leafspine
+from support.sandboxes import processes
 from support.sandboxes.steady import Steady
 from support.sandboxes.topo import ENGINES_LONG, in_sandbox
 
@@ -28,8 +27,9 @@ RATES = {"softswitch": "1gbit", "bmv2": "50mbit"}
 
 def netfold(fabric: Fabric, *words: str) -> str:
     """A command, as an operator types it."""
-    command = [sys.executable, "-m", "netfold.cli", *words, "--controller", fabric.jobs]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+    done = processes.netfold(*words, "--controller", fabric.jobs)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def through(switch: str, status: Status) -> list[object]:

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +16,7 @@ from netfold.fabric.graph import Engine, Fabric
 from netfold.topo.network import sandbox
 from support import needs
 from support.fabrics.fabrics import leafspine
+from support.sandboxes import processes
 from support.sandboxes.topo import ENGINES, in_sandbox, program, undisturbed
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
@@ -92,8 +91,9 @@ def test_tcp_is_led_off_a_path_that_dies(tmp_path: Path) -> None:
 
 def netfold(fabric: Fabric, *words: str) -> str:
     """A command, as an operator types it."""
-    command = [sys.executable, "-m", "netfold.cli", *words, "--controller", fabric.jobs]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    done = processes.netfold(*words, "--controller", fabric.jobs)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def netfold_paths(fabric: Fabric, *words: str) -> Table:

@@ -182,6 +182,7 @@ def alike(ends: list[Reached], world: int) -> None:
 
 
 @pytest.mark.needs("torch")
+@pytest.mark.usefixtures("torch_in_forks")
 @in_sandbox(timeout=190)
 def test_torchs_groups_fold_over_several_rails(tmp_path: Path) -> None:
     """The groups of a DeviceMesh's dimension that spans leaves have trees of their own on the plane that folds, and the

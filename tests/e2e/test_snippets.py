@@ -71,6 +71,7 @@ def on_ranks(network: Network, kind: str, ranks: int, folder: Path) -> None:
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.usefixtures("torch_in_forks")
 @in_sandbox(timeout=180)
 def test_examples_run_on_the_ranks_of_a_fabric(tmp_path: Path) -> None:
     """Examples with a communicator, also in C, run on four ranks, those of torch on two, over switches that fold; a

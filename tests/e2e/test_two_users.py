@@ -61,6 +61,7 @@ def fabric_of(engine: Engine, folder: Path) -> Fabric:
 
 
 @pytest.mark.parametrize("engine", ENGINES_LONG)
+@pytest.mark.usefixtures("torch_in_forks")
 @in_sandbox(timeout=290)
 def test_two_users_of_the_same_hosts_fold_and_train_side_by_side(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

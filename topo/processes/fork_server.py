@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import importlib
 import json
 import os
 import select
@@ -60,8 +59,7 @@ class StartRequest(TypedDict):
 def main() -> None:
     """Serve a socket until it is closed; in each process of a Python program, run that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the launcher, with which this ends
-    for module in sys.argv[2:]:
-        importlib.import_module(module)
+    forked_program.import_all(sys.argv[2:])
     gc.collect()
     gc.freeze()  # so that collections in the forks leave the common pages alone
     forked = serve(socket.socket(fileno=int(sys.argv[1])))

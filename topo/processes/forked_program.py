@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 FREE: Final = re.compile("PATH|NETFOLD_.*|(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|GLOO_SOCKET_IFNAME")
 """Environment variables that no module reads when it is imported: those of a job and its ranks."""
-WARMED: Final = ("netfold", "numpy", "torch")
+WARMED: Final = ("netfold", "numpy", "scipy", "sklearn", "torch")
 """Packages that take long to import.  A program's own modules are never imported for it, since they may have side
 effects."""
 TRAINING: Final = "torch._dynamo"
@@ -42,7 +42,7 @@ JOINING: Final = ("netfold.host.api.verbs", "netfold.host.api.objects", "grpc._c
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 _NO_FILE = (1 << 32) - 1
 _SET: Final[dict[str, str]] = {}
-"""Environment variables that modules set when ``warm`` imported them."""
+"""Environment variables that modules set when they were imported here."""
 _KEPT: Final[list[object]] = []
 """Keeps alive the memory that /proc shows of this process."""
 
@@ -130,10 +130,25 @@ def _hides(folder: str) -> bool:
 # ---- what is imported for it ----------------------------------------------------------------------------------------
 
 
+def import_all(modules: Sequence[str]) -> None:
+    """Import modules for all programs."""
+    with _settings_kept():
+        for module in modules:
+            importlib.import_module(module)
+
+
+@contextlib.contextmanager
+def _settings_kept() -> Iterator[None]:
+    """Programs get the environment variables that modules set when this block imports them."""
+    before = dict(os.environ)
+    yield
+    _SET.update({name: value for name, value in os.environ.items() if before.get(name) != value})
+
+
+@_settings_kept()
 def warm(program: Program, folder: str) -> None:
     """Import those modules that take long and that a program which is started in a folder imports at its top, or torch
     for it when it trains."""
-    before = dict(os.environ)
     with contextlib.suppress(SyntaxError, ValueError):  # which it tells itself
         tree = ast.parse(_source(program, folder))
         for module, names in _imports(tree):
@@ -145,7 +160,6 @@ def warm(program: Program, folder: str) -> None:
         if "torch" in sys.modules and _trains(tree):
             with contextlib.suppress(Exception):  # likewise
                 importlib.import_module(TRAINING)
-    _SET.update({name: value for name, value in os.environ.items() if before.get(name) != value})
 
 
 def _source(program: Program, folder: str) -> str:

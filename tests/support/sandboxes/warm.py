@@ -24,12 +24,15 @@ from netfold.topo.processes.forks import ChildProcess, Forked
 from support.sandboxes import warm_process
 from support.sandboxes.warm_process import KINDS
 
-IMPORTED: Final = {
-    ranks.FORKS.modules: (*forked_program.JOINING, "netfold.host.api.several_rails", "netfold.host.innet.parallel",
-                          "numpy", "netfold.topo.processes.rank_program"),
-    switches.FORKS.modules: switches.FORKS.modules,
-}
+RANKS: Final = (*forked_program.JOINING, "netfold.host.api.several_rails", "netfold.host.innet.parallel", "numpy",
+                "netfold.topo.processes.rank_program")
+TORCH: Final = (forked_program.TRAINING, "torch.distributed.fsdp", "torch.distributed.optim",
+                "torch.distributed.tensor.parallel", "netfold.torch")
+"""What fork servers of ranks with torch are to import (conftest.py, `torch_in_forks`)."""
+IMPORTED: Final = {ranks.FORKS.modules: RANKS, TORCH: (*RANKS, *TORCH), switches.FORKS.modules: switches.FORKS.modules}
 """What processes import for each kind of fork servers, by what those are to import."""
+START_SECONDS: Final = 180.0
+"""Seconds for a process to import torch, on a machine that may be busy with others."""
 
 
 class Warm:
@@ -65,7 +68,7 @@ class Warm:
             socket.send_fds(self._lines[tuple(modules)], [b"!"], [text.fileno(), theirs.fileno(), *given])
         for file in given:
             os.close(file)
-        ours.settimeout(forks.START_SECONDS)
+        ours.settimeout(START_SECONDS)
         pid = int(ours.recv(64))
         ours.settimeout(None)
         return ours, Forked(pid, socket.socketpair()[0], ["fork server"])

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that has imported what switches or ranks need, and that forks fork servers of sandboxes (warm.py).
+"""A process that imports what switches or ranks need, and that forks fork servers of sandboxes (warm.py).
 
     python warm_process.py FD MODULE...
 
-Each message at FD, a SOCK_SEQPACKET socket, starts one.  With it come a file that holds the JSON of its folder and its
-environment, the socket that it serves (topo/processes/fork_server.py), at which it says its number first, and the
-namespaces of the sandbox.
+Each message at FD, a SOCK_SEQPACKET socket, starts one; with the first it imports.  With a message come a file that
+holds the JSON of its folder and its environment, the socket that it serves (topo/processes/fork_server.py), at which it
+says its number first, and the namespaces of the sandbox.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
 import json
 import os
 import signal
@@ -32,15 +31,16 @@ def main() -> None:
     """Fork servers until the socket is closed; in each process that one of them forks, run its program."""
     del sys.path[0]  # this folder
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for module in sys.argv[2:]:
-        importlib.import_module(module)
-    gc.collect()
-    gc.freeze()
-    requests = socket.socket(fileno=int(sys.argv[1]))
+    requests, imported = socket.socket(fileno=int(sys.argv[1])), False
     while True:
         _, files, _, _ = socket.recv_fds(requests, 1, 2 + len(KINDS))
         if not files:
             return
+        if not imported:
+            forked_program.import_all(sys.argv[2:])
+            gc.collect()
+            gc.freeze()
+            imported = True
         pid = os.fork()
         if pid == 0:
             requests.close()
