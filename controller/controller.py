@@ -112,31 +112,31 @@ class Controller:
         """Set when something may have gone down or come up."""
         self._stale = asyncio.Event()
         """Set when routes may have to change."""
-        self._targets: dict[str, Target] = {}
+        self.targets: dict[str, Target] = {}
         allocator = slots.Allocator(
             [switch.name for switch in fabric.switches], slots.sizes_of(fabric.engine, fabric.path_mtu), rng
         )
-        self._adoption = Adoption(fabric, allocator, self._targets)
+        self._adoption = Adoption(fabric, allocator, self.targets)
         turns = Turns()
         for s in fabric.switches:
-            self._targets[s.name] = Target(
+            self.targets[s.name] = Target(
                 s.name, partial(connect or self._connect, s), turns=turns, on_change=self._changed.set,
                 on_found=partial(self._adoption.reserve, s.name), on_superseded=self._on_superseded,
             )
         self.drains = Drains(fabric)
         self.liveness = Liveness(
-            fabric, self._targets, self._changed.set, self.events.note, drained=lambda: self.drains.links,
+            fabric, self.targets, self._changed.set, self.events.note, drained=lambda: self.drains.links,
         )
         self.steering = Steering(fabric, self.drains)
-        self._routing = Routing(self.steering, self._targets)
+        self._routing = Routing(self.steering, self.targets)
         self._tasks: list[asyncio.Task[None]] = []
-        self._allocator = allocator
+        self.allocator = allocator
         self._standstill = Standstill()
-        self.installer = Installer(self._targets)
+        self.installer = Installer(self.targets)
         self.jobs = Jobs(fabric, allocator, self.installer, self.liveness, self.drains, self._adoption,
                          self.events.note, self._standstill)
-        self.inspection = Inspection(fabric, self._targets, self.jobs, allocator, self.drains)
-        self.injection = Injection(fabric, self._targets)
+        self.inspection = Inspection(fabric, self.targets, self.jobs, allocator, self.drains)
+        self.injection = Injection(fabric, self.targets)
         self.paths = PathService(
             self.steering, self.jobs.registry, graph=self.liveness.graph, replan=self.replan,
             unpinned=self.inspection.unpinned, links_respond=self.liveness.links_respond,
@@ -178,11 +178,11 @@ class Controller:
         await serving.check_unused(self.fabric.jobs, token=self._callers.operator_token)
         await asyncio.to_thread(self._preset)
         await self._routing.preset(self.liveness.whole)
-        for target in self._targets.values():
+        for target in self.targets.values():
             target.start()
-        await starting.wait_for_switches(self.fabric.name, self._targets, self._needed, self._adoption,
+        await starting.wait_for_switches(self.fabric.name, self.targets, self._needed, self._adoption,
                                          timeout=self._start_timeout)
-        await starting.check_cpu_ports(self.fabric.name, self._targets.values(), self._adoption)
+        await starting.check_cpu_ports(self.fabric.name, self.targets.values(), self._adoption)
         self._server = await serving.serve(self.fabric, self._handlers(), tls=tls, token=self._callers.exist)
         self._callers.tell_admitted = self._server.watch.admit
         self._tasks.append(asyncio.create_task(self._watch_changes(), name="changes"))
@@ -205,7 +205,7 @@ class Controller:
     def _preset(self) -> None:
         """Give all switches what they hold whatever happens."""
         for name, entities in tables.fixed_entries(self.fabric).items():
-            self._targets[name].preset({"fabric": entities})
+            self.targets[name].preset({"fabric": entities})
 
     @property
     def page(self) -> str:
@@ -235,7 +235,7 @@ class Controller:
             await self._server.stop()
             await self.jobs.settle()
             self._server = None
-        await asyncio.gather(*(target.stop() for target in self._targets.values()))
+        await asyncio.gather(*(target.stop() for target in self.targets.values()))
 
     # ---- failures ------------------------------------------------------------------------------------------------
 
@@ -350,7 +350,7 @@ class Controller:
                 "Drop": (operator.Drop, self._answer_drop),
                 "Drain": (operator.SetDrain, self.maintenance.drain),
                 "Wiring": (wiring.AskWiring, lambda _: cables()),
-                "Diff": (differences.AskDiff, differences.SwitchComparison(self._targets).answer),
+                "Diff": (differences.AskDiff, differences.SwitchComparison(self.targets).answer),
                 "Events": (operator.AskEvents, self._answer_events),
                 "Slots": (stalls.AskSlots, self.inspection.answer_slots),
                 "Stall": (stalls.AskStall, self.inspection.answer_stall),

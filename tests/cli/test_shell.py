@@ -92,5 +92,5 @@ async def test_it_reads_beside_a_controller_and_takes_nothing_from_it(switches: 
         assert b"you only have read access" in said
         assert b"routes: 5\n" in said, "its hosts, addresses of none of them, up, to the CPU port"
         assert b"PERMISSION_DENIED" in said
-        assert controller._targets["leaf1"].is_up
-        assert controller._targets["leaf1"].sessions == 1
+        assert controller.targets["leaf1"].is_up
+        assert controller.targets["leaf1"].sessions == 1

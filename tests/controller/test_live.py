@@ -53,7 +53,7 @@ async def leave(fabric: Fabric, plan: Plan) -> None:
 async def held(controller: Controller) -> dict[str, bool]:
     """By switch, whether what it holds is what it should hold, read back this moment."""
     found = {}
-    for name, target in controller._targets.items():
+    for name, target in controller.targets.items():
         found[name] = await target.client.read_state(tables.MANAGED) == target._desired.all
     return found
 
@@ -74,13 +74,13 @@ async def test_switches_hold_what_the_controller_wants(switches: Switches) -> No
 
         left = msgspec.structs.replace(fabric, grace=0.0)
         async with Controller(left, start_timeout=BOUND) as controller:
-            await until_slowly(lambda: not any(target.found for target in controller._targets.values()))
-            assert [target.pushes for target in controller._targets.values()] == [0] * 4
+            await until_slowly(lambda: not any(target.found for target in controller.targets.values()))
+            assert [target.pushes for target in controller.targets.values()] == [0] * 4
             assert await held(controller) == dict.fromkeys(names, True)
-            assert all(e.table != tables.CONNECTION for t in controller._targets.values()
+            assert all(e.table != tables.CONNECTION for t in controller.targets.values()
                        for e in t._desired.all.values() if hasattr(e, "table"))
             plans = await together(fabric, 2)
-            target = controller._targets["leaf1"]
+            target = controller.targets["leaf1"]
             switches.kill("leaf1")
             await until_slowly(lambda: not target.is_up)
             switches.start("leaf1")
@@ -91,7 +91,7 @@ async def test_switches_hold_what_the_controller_wants(switches: Switches) -> No
             for plan in plans:
                 await leave(fabric, plan)
             assert await held(controller) == dict.fromkeys(names, True)
-            assert set(controller._allocator.used().values()) == {0}
+            assert set(controller.allocator.used().values()) == {0}
 
 
 async def test_what_somebody_changed_by_hand_is_shown_and_repaired(switches: Switches) -> None:
@@ -139,7 +139,7 @@ async def test_a_later_controller_takes_the_switches_over(switches: Switches) ->
         Controller(first_fabric, start_timeout=BOUND) as first,
         Controller(second_fabric, start_timeout=BOUND) as second,
     ):
-        await until_slowly(lambda: all("to which this one yields" in t.problem for t in first._targets.values()))
+        await until_slowly(lambda: all("to which this one yields" in t.problem for t in first.targets.values()))
         numbers = "|".join(str(candidacy.number) for candidacy in second._candidacies.values())
         with pytest.raises(Superseded, match=f"election id ({numbers})"):  # of the switch that it names
             await first.run()
@@ -159,7 +159,7 @@ async def test_a_controller_starts_though_a_native_process_has_died(switches: Sw
             pass
         switches.kill_native("leaf1")
         async with Controller(fabric, start_timeout=BOUND) as controller:
-            assert {name: target.pushes for name, target in controller._targets.items()} == {
+            assert {name: target.pushes for name, target in controller.targets.items()} == {
                 switch.name: int(switch.name == "leaf1") for switch in fabric.switches}
             assert await held(controller) == {switch.name: True for switch in fabric.switches}
 
@@ -171,7 +171,7 @@ async def test_a_switch_that_a_stranger_took_is_claimed_again(switches: Switches
     switch = fabric.switch("leaf1")
     built = pipeline.of_fabric(fabric)
     async with asyncio.timeout(BOUND), Controller(fabric, start_timeout=BOUND) as controller:
-        target = controller._targets["leaf1"]
+        target = controller.targets["leaf1"]
         sessions = target.sessions
         number = controller._candidacies["leaf1"].number + (1 << 110)
         async with await Session.open(switch.name, switch.grpc, device_id=switch.device_id, pipeline=built,
@@ -203,7 +203,7 @@ async def test_a_controllers_own_id_repeated_on_another_switch_is_a_strangers(sw
         async with await Session.open(spine.name, spine.grpc, device_id=spine.device_id, pipeline=built,
                                       election_id=answered(), timeout=BOUND) as stranger:
             await stranger.ended()
-        await until_slowly(lambda: all(target.is_up for target in controller._targets.values()))
+        await until_slowly(lambda: all(target.is_up for target in controller.targets.values()))
         assert not controller._superseded.is_set()
 
 

@@ -77,13 +77,13 @@ async def test_where_there_is_no_room_a_job_stays_and_the_operator_hears_why(tmp
     async with rig(tmp_path) as r:
         plans = await r.together(4)
         watcher = await r.watch(plans[0])
-        admit = r.controller._allocator.admit
-        r.controller._allocator.admit = lambda *_, **__: (_ for _ in ()).throw(Exhausted("spine2 is full"))  # type: ignore[method-assign]
+        admit = r.controller.allocator.admit
+        r.controller.allocator.admit = lambda *_, **__: (_ for _ in ()).throw(Exhausted("spine2 is full"))  # type: ignore[method-assign]
         done = await drain(r, "spine1", wait=0.05)
         (line,) = done.still
         assert "job 'j': spine1 is drained, and its trees stay where they are: spine2 is full" in line
         assert "spine2 is full" in (await client.status(r.fabric.jobs)).jobs[0].stays
-        r.controller._allocator.admit = admit  # type: ignore[method-assign]
+        r.controller.allocator.admit = admit  # type: ignore[method-assign]
         await r.controller.replan()
         assert await watcher.next() == Halt(1, "spine1 is drained")
         assert [tree.name for tree in (await all_resume(r, plans))[0].trees] == ["spine2", "spine2"]
@@ -98,7 +98,7 @@ async def test_what_is_drained_while_all_stand_still_is_left_afterwards(tmp_path
         r.switches["spine1"].break_session()
         event = await watcher.next()
         assert isinstance(event, Halt)
-        await until(lambda: r.controller._targets["spine1"].is_up)
+        await until(lambda: r.controller.targets["spine1"].is_up)
         (job,) = r.controller.jobs.all()
         await until(lambda: job.round is not None and bool(job.round.leftovers))
         asked = drain(r, "spine1")

@@ -200,12 +200,10 @@ async def test_a_suspect_at_which_packets_come_in_is_asked_on(
 
         monkeypatch.setattr(type(r.switches["leaf1"].sessions[-1]), "read_cell", rising)
         r.controller.liveness.suspect({number, answers})
-        task = r.controller.liveness._suspect_task
-        assert task is not None
         while asked < 60:
             assert r.controller.liveness.links_down() == {}
             await asyncio.sleep(0)
-        await task
+        await inquiry(r)
         assert list(r.controller.liveness.links_down()) == [number]
         assert "not judged by the probes that were lost" in caplog.text
 
@@ -295,7 +293,7 @@ async def test_a_spine_that_stays_is_used_again(tmp_path: Path) -> None:
             assert now.psn == (before.psn + 4) & 0xFFFFFF
         for plan in back:
             await r.leave(plan)
-        await until(lambda: set(r.controller._allocator.used().values()) == {0})
+        await until(lambda: set(r.controller.allocator.used().values()) == {0})
         assert r.base_only()
 
 
@@ -308,7 +306,7 @@ async def test_nobody_halts_for_what_has_only_just_come_back(tmp_path: Path) -> 
         await until(lambda: job.round is not None)
         await all_resume(r, plans)
         restart(r, "spine1")
-        await until(lambda: r.controller._targets["spine1"].is_up)
+        await until(lambda: r.controller.targets["spine1"].is_up)
         await r.controller.replan()
         assert job.round is not None
         assert job.round.number == 1
@@ -324,8 +322,8 @@ async def test_a_job_stays_where_there_is_no_room_to_move(tmp_path: Path) -> Non
         await until(lambda: job.round is not None)
         await all_resume(r, plans)
         streams_before = job.streams
-        await until(lambda: not r.controller.jobs._recovery.background)  # the first trees' slots are free again
-        allocator = r.controller._allocator
+        await until(lambda: not r.controller.jobs.is_changing)  # the first trees' slots are free again
+        allocator = r.controller.allocator
         for bits in reversed(range(14)):
             with contextlib.suppress(Exhausted):
                 while True:

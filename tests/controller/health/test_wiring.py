@@ -88,7 +88,7 @@ async def test_what_is_cut_or_down_is_told_apart_from_what_is_wrong(
         laid = Laid(r.fabric, r.switches)
         laid.cut.add(2)
         lose(r, "spine2")
-        await until(lambda: not r.controller._targets["spine2"].is_up)
+        await until(lambda: not r.controller.targets["spine2"].is_up)
         cables = await ask(r)
         assert not any(c.wrong for c in cables)
         assert [(c.a, c.from_a, c.from_b) for c in cables if c.asked] == [

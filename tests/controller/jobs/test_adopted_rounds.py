@@ -28,7 +28,7 @@ async def test_a_job_of_which_some_trees_were_planned_anew_goes_on_under_a_new_c
         await until(lambda: job.round is not None)
         plans = await all_resume(r, plans)
         assert [tree.stays for tree in plans[0].trees].count(True) == 1
-        await until(lambda: not r.controller.jobs._recovery.background)
+        await until(lambda: not r.controller.jobs.is_changing)
     before = r.held()
     async with asyncio.timeout(20), restarted(r) as r:
         watchers = [await r.watch(plan) for plan in plans]
@@ -66,7 +66,7 @@ async def test_a_plan_that_no_rank_was_told_does_not_keep_a_job_from_going_on(tm
             await r.leave(plan)
         await r.controller.jobs.end_grace()
         await until(r.base_only)
-        assert set(r.controller._allocator.used().values()) == {0}
+        assert set(r.controller.allocator.used().values()) == {0}
         assert (await r.watch_refusal(watching(later[0]))).code() is Code.FAILED_PRECONDITION
 
 
@@ -84,7 +84,7 @@ async def test_a_switch_that_was_started_anew_meanwhile_is_planned_around(tmp_pa
         for plan in after:
             await r.leave(plan)
         await until(r.base_only)
-        assert set(r.controller._allocator.used().values()) == {0}
+        assert set(r.controller.allocator.used().values()) == {0}
 
 
 async def test_a_round_that_was_cut_off_before_any_rank_had_its_plan_is_made_anew(tmp_path: Path) -> None:

@@ -29,16 +29,16 @@ async def test_a_job_goes_on_under_a_new_controller(tmp_path: Path) -> None:
     any other."""
     async with rig(tmp_path) as r:
         plans = await r.together(4)
-        before, used = r.held(), r.controller._allocator.used()
+        before, used = r.held(), r.controller.allocator.used()
     async with restarted(r) as r:
         assert r.held() == before
-        assert r.controller._allocator.used() == used
+        assert r.controller.allocator.used() == used
         watchers = [await r.watch(plan) for plan in plans]
         (job,) = r.controller.jobs.all()
         assert (job.name, job.state, job.world, job.epoch) == ("j", "active", 4, plans[0].epoch)
         assert (job.awaited, job.round) == (set(), None)
         assert r.held() == before
-        assert r.controller._allocator.used() == used
+        assert r.controller.allocator.used() == used
         watchers[2].die()
         event = await watchers[0].next()
         assert isinstance(event, RankLost)
@@ -47,7 +47,7 @@ async def test_a_job_goes_on_under_a_new_controller(tmp_path: Path) -> None:
             if plan.rank != 2:
                 await r.leave(plan)
         await until(r.base_only)
-        assert set(r.controller._allocator.used().values()) == {0}
+        assert set(r.controller.allocator.used().values()) == {0}
 
 
 async def test_ranks_that_register_at_once_have_the_switches_compared_once_beside_the_loop(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ async def test_a_switch_that_died_with_the_controller_does_not_keep_the_next_one
         plans = await r.together(4)
     r.switches["spine1"].unreachable = True
     async with asyncio.timeout(20), restarted(r) as r:
-        assert not r.controller._targets["spine1"].is_up
+        assert not r.controller.targets["spine1"].is_up
         watchers = [await r.watch(plan) for plan in plans]
         for watcher in watchers:
             assert isinstance(await watcher.next(), Halt)
@@ -142,7 +142,7 @@ async def test_what_nobody_claims_goes_after_the_grace(tmp_path: Path) -> None:
         for plan in (plans[0], *plans[2:]):
             await r.leave(plan)
         await until(r.base_only)
-        assert set(r.controller._allocator.used().values()) == {0}
+        assert set(r.controller.allocator.used().values()) == {0}
 
 
 async def test_the_ticket_of_a_job_that_has_ended_adopts_nothing(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ async def test_the_ticket_of_a_job_that_has_ended_adopts_nothing(tmp_path: Path)
         assert error.code() is Code.UNAVAILABLE
         assert "does not hold its entries" in (error.details() or "")
         assert r.controller.jobs.all() == []
-        assert set(r.controller._allocator.used().values()) == {0}
+        assert set(r.controller.allocator.used().values()) == {0}
 
 
 async def test_entries_that_were_changed_meanwhile_are_not_adopted(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ async def test_a_controller_that_stands_back_halts_nobody(tmp_path: Path) -> Non
         await r.together(4)
         r.controller.jobs.stand_back()
         lose(r, "spine1")
-        await until(lambda: not r.controller._targets["spine1"].is_up)
+        await until(lambda: not r.controller.targets["spine1"].is_up)
         await r.controller.replan()
         (job,) = r.controller.jobs.all()
         assert job.round is None

@@ -129,7 +129,7 @@ async def test_a_lost_rank_ends_a_group_between_its_steps_and_not_its_job(tmp_pa
     """Whoever has connected hears of it, and the switches hold what they held before."""
     async with nics(tmp_path) as r:
         world, _ = await folding(r, ALL_RC)
-        before = dict(r.controller._allocator.used())
+        before = dict(r.controller.allocator.used())
         plans = [await join for join in joins(r, world, (0, 2))]
         watchers = [await r.watch(plan) for plan in plans]
         waits = connect(r, plans[0], 200)
@@ -140,7 +140,7 @@ async def test_a_lost_rank_ends_a_group_between_its_steps_and_not_its_job(tmp_pa
         assert isinstance(lost, RankLost)
         assert (lost.rank, lost.host) == (1, "h3")
         assert "rank 1: its connection to the controller broke" in (await refused(waits))[1]
-        await until(lambda: r.controller._allocator.used() == before)
+        await until(lambda: r.controller.allocator.used() == before)
         assert [job.name for job in r.controller.jobs.all()] == ["j"]
 
 
@@ -169,7 +169,7 @@ async def test_an_idle_group_of_nics_keeps_its_slots(tmp_path: Path, monkeypatch
         world, _ = await folding(r, ALL_RC)
         made = await group(r, world, (0, 2), 200)
         watchers = [await r.watch(plan) for plan in made]
-        for slots in r.controller._allocator._slots.values():  # nothing is free beside it
+        for slots in r.controller.allocator._slots.values():  # nothing is free beside it
             while slots.used < 16384:
                 slots.allocate(128)
         for plan in made:
@@ -187,7 +187,7 @@ async def test_an_idle_group_of_nics_keeps_its_slots(tmp_path: Path, monkeypatch
 async def test_groups_of_nics_keep_no_more_than_a_job_may_have(tmp_path: Path) -> None:
     """All of a job's together, however many they are: what is left is for others, and a closed one makes room."""
     async with nics(tmp_path) as r:
-        allocator = r.controller._allocator
+        allocator = r.controller.allocator
         world, _ = await folding(r, ALL_RC)
         allocator.sizes = Sizes(data=128, agreement=128, quota=600)
         one, two = await group(r, world, (0, 2), 200), await group(r, world, (1, 3), 300)

@@ -86,7 +86,7 @@ def test_ranks_go_on_together_whatever_fails_when(faults: list[tuple[str, int]],
                     restart(r, name)
                     down.remove(name)
                 elif not down:  # one is left
-                    await until(lambda: all(target.is_up for target in r.controller._targets.values()))
+                    await until(lambda: all(target.is_up for target in r.controller.targets.values()))
                     lose(r, name)
                     down.add(name)
                 for _ in range(turns):
@@ -100,7 +100,7 @@ def test_ranks_go_on_together_whatever_fails_when(faults: list[tuple[str, int]],
                     if member.task.done():
                         member.task.result()
                 rounds = {member.plan.round for member in members}
-                return (all(target.is_up for target in r.controller._targets.values()) and not job.stands_still
+                return (all(target.is_up for target in r.controller.targets.values()) and not job.stands_still
                         and rounds == {job.rounds} and all(member.idle for member in members)
                         and {tree.root for tree in job.trees} == {"spine1", "spine2"})
 

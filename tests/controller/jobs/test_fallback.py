@@ -56,14 +56,14 @@ async def test_ranks_go_on_over_tcp_alike(reach: bool, tmp_path: Path, monkeypat
             assert "spine" in plan.reason
             assert [stream.psn for stream in streams(plan)] == [stream.psn for stream in streams(before)]
         (job,) = r.controller.jobs.all()
-        await until(lambda: set(r.controller._allocator.used().values()) == {0})
+        await until(lambda: set(r.controller.allocator.used().values()) == {0})
         status = (await r.controller.status()).jobs[0]
         assert (status.state, status.trees, status.reason) == ("active", [], after[0].reason)
         for switch in r.switches.values():
             switch.refuse = lambda update: False
         for name in ("spine1", "spine2"):
             restart(r, name)
-            await until(lambda name=name: r.controller._targets[name].is_up)  # type: ignore[misc]
+            await until(lambda name=name: r.controller.targets[name].is_up)  # type: ignore[misc]
         await r.controller.replan()
         assert not job.stands_still
         for plan in after:

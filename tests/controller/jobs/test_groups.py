@@ -41,7 +41,7 @@ async def test_groups_of_a_mesh_fold_beside_their_job(tmp_path: Path) -> None:
         for plan in everyone[::-1]:
             await r.leave(plan)
         assert r.base_only()
-        assert set(r.controller._allocator.used().values()) == {0}
+        assert set(r.controller.allocator.used().values()) == {0}
 
 
 async def test_a_rank_joins_a_group_as_itself_alone(tmp_path: Path) -> None:
@@ -88,12 +88,12 @@ async def test_two_machines_below_one_switch_gain_nothing(tmp_path: Path) -> Non
     """Both ranks hear why, and the switches hold nothing of them."""
     async with rig(tmp_path) as r:
         world = await r.together(4)
-        before = dict(r.controller._allocator.used())
+        before = dict(r.controller.allocator.used())
         answers = await asyncio.gather(*(r.refusal(of(world, (0, 1), rank)) for rank in (0, 1)))
         assert {code for code, _ in answers} == {Code.FAILED_PRECONDITION}
         assert all("h1 and h2 are below leaf1" in words for _, words in answers)
         assert [job.name for job in r.controller.jobs.all()] == ["j"]
-        assert r.controller._allocator.used() == before
+        assert r.controller.allocator.used() == before
 
 
 async def test_a_group_ends_with_its_job(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ async def test_a_group_ends_with_its_job(tmp_path: Path) -> None:
             assert isinstance(event, JobEndedEvent)
             assert "job 'j', of which it is a group, has ended" in event.why
             await until(r.base_only)
-            assert set(r.controller._allocator.used().values()) == {0}
+            assert set(r.controller.allocator.used().values()) == {0}
 
 
 async def test_a_group_ends_where_its_job_goes_on_without_a_rank(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ async def test_an_idle_group_makes_room_for_another(tmp_path: Path, monkeypatch:
         world = await r.together(4)
         made = await group(r, world, (0, 2))
         watchers = [await r.watch(plan) for plan in made]
-        for slots in r.controller._allocator._slots.values():  # nothing is free beside them
+        for slots in r.controller.allocator._slots.values():  # nothing is free beside them
             while slots.used < 16384:
                 slots.allocate(128)
 

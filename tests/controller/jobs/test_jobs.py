@@ -59,7 +59,7 @@ async def test_a_switch_that_refuses_an_entry_leaves_no_half_job(tmp_path: Path)
         assert "spine2" in plans[0].reason
         assert "replica" in plans[0].reason
         assert r.base_only()
-        assert set(r.controller._allocator.used().values()) == {0}
+        assert set(r.controller.allocator.used().values()) == {0}
         r.switches["spine2"].refuse = lambda u: False
         for plan in plans:
             await r.leave(plan)
@@ -71,7 +71,7 @@ async def test_a_job_is_planned_around_a_dead_spine(tmp_path: Path) -> None:
     async with rig(tmp_path) as r:
         r.switches["spine1"].unreachable = True
         r.switches["spine1"].break_session()
-        target = r.controller._targets["spine1"]
+        target = r.controller.targets["spine1"]
         await until(lambda: not target.is_up)
         plans = await r.together(4)
         assert [tree.name for tree in plans[0].trees] == ["spine2"]
@@ -92,7 +92,7 @@ async def test_a_switch_that_restarts_empty_gets_everything_again(tmp_path: Path
         leaf.has_pipeline, leaf.state = False, {}
         sessions = len(leaf.sessions)
         leaf.break_session("restarted")
-        await until(lambda: len(leaf.sessions) > sessions and r.controller._targets["leaf1"].is_up)
+        await until(lambda: len(leaf.sessions) > sessions and r.controller.targets["leaf1"].is_up)
         assert leaf.state == before
         await r.leave(ended[0])
         for plan in kept:
@@ -115,7 +115,7 @@ async def test_a_controller_that_starts_anew_writes_only_the_difference(tmp_path
         assert {u.verb for u in updates} == {"delete"}
         assert len(updates) == len(held) - len(r.switches["leaf1"].state)
         assert r.base_only()
-        assert all(target.pushes == 0 for target in again._targets.values())
+        assert all(target.pushes == 0 for target in again.targets.values())
 
 
 async def test_a_name_can_be_joined_anew_while_old_ranks_still_leave(tmp_path: Path) -> None:
@@ -139,9 +139,9 @@ async def test_a_crashed_job_ends_when_its_successor_is_complete(tmp_path: Path)
         await r.leave(old[0], reason="CollectiveTimeout")
         state = next(job for job in r.controller.jobs.all())
         assert (state.state, "rank 0 left: CollectiveTimeout" in state.reason) == ("broken", True)
-        before = r.controller._allocator.used()
+        before = r.controller.allocator.used()
         await r.together(2)
-        assert r.controller._allocator.used() == before
+        assert r.controller.allocator.used() == before
         code, words = await r.refusal(Leave("j", 1, old[1].epoch, secret=old[1].rank_secret), "Leave")
         assert (code, "may have ended" in words) == (Code.FAILED_PRECONDITION, True)
 
@@ -187,7 +187,7 @@ async def test_dropping_a_job_while_switches_are_written_tells_its_ranks(tmp_pat
             code, words = await rank
             assert (code, "dropped by the operator" in words) == (Code.ABORTED, True)
         assert r.base_only()
-        assert set(r.controller._allocator.used().values()) == {0}
+        assert set(r.controller.allocator.used().values()) == {0}
 
 
 async def test_a_write_that_was_cut_off_is_looked_after(tmp_path: Path) -> None:

@@ -132,13 +132,13 @@ async def test_ranks_that_contradict_each_other_are_refused(tmp_path: Path) -> N
 async def test_without_slots_a_job_gets_a_reason_instead_of_trees(tmp_path: Path) -> None:
     """A refusal of slots is a plan for the ring, which says where and how much was missing; nothing stays behind."""
     async with rig(tmp_path) as r:
-        r.controller._allocator.sizes = Sizes(data=16384, agreement=16384, quota=1 << 16)
+        r.controller.allocator.sizes = Sizes(data=16384, agreement=16384, quota=1 << 16)
         plans = await r.together(4)
         assert all(plan.trees == [] and "slots in a row" in plan.reason for plan in plans)
         assert [peer.address for peer in plans[0].peers] == [h.address for h in r.fabric.hosts]
         assert [peer.where for peer in plans[0].peers] == [h.name for h in r.fabric.hosts]
         assert r.base_only()
-        assert set(r.controller._allocator.used().values()) == {0}
+        assert set(r.controller.allocator.used().values()) == {0}
         for plan in plans:
             await r.leave(plan)
 
@@ -155,7 +155,7 @@ async def test_late_jobs_fold_with_fewer_slots_and_trees(tmp_path: Path) -> None
         assert [len(jobs[0][0].trees), len(jobs[-1][0].trees)] == [2, 1]
         for plan in (plan for plans in jobs for plan in plans):
             await r.leave(plan)
-        assert set(r.controller._allocator.used().values()) == {0}
+        assert set(r.controller.allocator.used().values()) == {0}
 
 
 async def test_a_single_rank_has_nothing_to_fold(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ async def test_what_goes_away_after_a_rank_has_left_disturbs_nobody(tmp_path: Pa
         watchers = [await r.watch(plan) for plan in plans]
         await r.leave(plans[0])
         lose(r, "spine1")
-        await until(lambda: not r.controller._targets["spine1"].is_up)
+        await until(lambda: not r.controller.targets["spine1"].is_up)
         await r.controller.replan()
         (job,) = r.controller.jobs.all()
         assert job.round is None

@@ -44,7 +44,7 @@ async def test_leftovers_go_with_the_job(tmp_path: Path) -> None:
             await r.leave(plan)
         restart(r, "spine1")
         await until(r.base_only)
-        assert set(r.controller._allocator.used().values()) == {0}
+        assert set(r.controller.allocator.used().values()) == {0}
 
 
 async def test_leftovers_go_with_the_next_round(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ async def test_leftovers_go_with_the_next_round(tmp_path: Path) -> None:
     async with rig(tmp_path) as r:
         old, after, watcher = await moved(r)
         restart(r, "spine1")
-        await until(lambda: r.controller._targets["spine1"].is_up)
+        await until(lambda: r.controller.targets["spine1"].is_up)
         lose(r, "spine2")
         assert await watcher.next() == Halt(2, "spine2 is down")
         await until(lambda: not connections(r, "leaf1") & old)

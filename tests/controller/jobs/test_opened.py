@@ -32,12 +32,12 @@ async def test_a_rank_that_folds_cannot_take_its_job_off_the_switches(tmp_path: 
         plans = await r.together(4)
         assert [answer.lacking for answer in await all_opened(r, plans)] == [{}] * 4
         (job,) = r.controller.jobs.all()
-        held = r.controller._allocator.used()
+        held = r.controller.allocator.used()
         code, words = await r.refusal(opened(plans[1], "a port"), "Opened")
         assert code is Code.FAILED_PRECONDITION
         assert "rank 1: the other ranks fold already, and it cannot: a port. It must leave" in words
         assert job.streams
-        assert r.controller._allocator.used() == held
+        assert r.controller.allocator.used() == held
         assert (await r.call("Opened", opened(plans[1]), AllOpened)).lacking == {}
 
 

@@ -28,7 +28,7 @@ FULL = 24
 async def fill(r: Rig, name: str) -> dict[str, list[Plan]]:
     """Jobs of a tenant until the switches are full; those that fold."""
     r.metadata = tokens.metadata(name)
-    r.controller._allocator.sizes = SIZES
+    r.controller.allocator.sizes = SIZES
     folded: dict[str, list[Plan]] = {}
     for number in range(FULL):
         plans = await r.together(4, job=f"{name}{number}")

@@ -85,7 +85,7 @@ async def test_a_tenant_takes_so_many_slots_of_a_switch_and_no_more(tmp_path: Pa
         for number in range(8):
             plans = await r.together(4, job=f"red{number}")
             sizes.append(plans[0].trees[0].data.slots if plans[0].trees else 0)
-            used = r.controller._allocator.used()
+            used = r.controller.allocator.used()
             assert max(used.values()) <= 2000
         assert sizes == sorted(sizes, reverse=True)
         assert sizes[0] > sizes[-1] == 0
@@ -110,7 +110,7 @@ async def test_a_job_whose_ranks_never_register_ends(tmp_path: Path, monkeypatch
         await r.together(1, job="alone")
         alive = await r.together(2, job="alive")
         watchers = [await r.watch(plan) for plan in alive]
-        assert max(r.controller._allocator.used().values()) > 0
+        assert max(r.controller.allocator.used().values()) > 0
         await until(lambda: [job.name for job in r.controller.jobs.all() if job.state != "finished"] == ["alive"])
         states = {job.name: job for job in (await client.status(r.fabric.jobs)).jobs}
         assert states["ghost"].lost == [0, 1, 2, 3]

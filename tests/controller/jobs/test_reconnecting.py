@@ -103,7 +103,7 @@ async def test_what_fails_while_ranks_connect_halts_nics_once_more(tmp_path: Pat
         (job,) = r.controller.jobs.all()
         await until(lambda: job.step is not None and len(job.step.missing) == len(rc) - 1)
         restart(r, "spine1")
-        await until(lambda: r.controller._targets["spine1"].is_up)
+        await until(lambda: r.controller.targets["spine1"].is_up)
         lose(r, "spine2")
         code, words = await refused(first)
         assert code is Code.ABORTED
@@ -204,7 +204,7 @@ def test_a_rank_that_dies_while_the_trees_are_planned_ends_the_round(
             plans, _ = await folding(r, kinds)
             (job,) = r.controller.jobs.all()
             watchers = [await r.watch(plan) for plan in plans]
-            allocator, admit = r.controller._allocator, r.controller._allocator.admit
+            allocator, admit = r.controller.allocator, r.controller.allocator.admit
             held = set(job.parts.values())
 
             def full(*args: Any, **kwargs: Any) -> list[slots.Stream]:
@@ -225,7 +225,7 @@ def test_a_rank_that_dies_while_the_trees_are_planned_ends_the_round(
                 code, words = await refused(call)
                 assert code is Code.FAILED_PRECONDITION
                 assert "rank 2 is not there any more" in words
-            await until(lambda: not r.controller.jobs._recovery.background)
+            await until(lambda: not r.controller.jobs.is_changing)
             for rank in (0, 1, 3):
                 await r.leave(plans[rank], "the job is broken")
             await empty(r)

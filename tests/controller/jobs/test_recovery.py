@@ -53,11 +53,11 @@ async def test_a_dead_spines_trees_move_to_the_others(tmp_path: Path) -> None:
         assert len(connections(r, "leaf1")) == 4 * (2 + 1)
         assert len(connections(r, "spine2")) == 4 * 2
         restart(r, "spine1")
-        await until(lambda: r.controller._targets["spine1"].is_up)
+        await until(lambda: r.controller.targets["spine1"].is_up)
         assert connections(r, "spine1") == set()
         for plan in after:
             await r.leave(plan)
-        await until(lambda: set(r.controller._allocator.used().values()) == {0})
+        await until(lambda: set(r.controller.allocator.used().values()) == {0})
         assert r.base_only()
 
 
@@ -79,7 +79,7 @@ async def test_a_tree_that_nothing_touches_stays_as_it_is(tmp_path: Path) -> Non
                 assert [tree.stays for tree in new.trees] == [False, True]
                 for old, tree in zip(plan.trees, new.trees, strict=True):
                     assert tree.stays == (tree.data.qp == old.data.qp) == (tree.agreement.qp == old.agreement.qp)
-            await until(lambda: not r.controller.jobs._recovery.background)
+            await until(lambda: not r.controller.jobs.is_changing)
             now = fold_tables.by_epoch(leaf.state.values())
             assert now.keys() == {stream.epoch for stream in job.streams}
             assert all(mine is its for mine, its in zip(now[before], entries, strict=True))
@@ -88,7 +88,7 @@ async def test_a_tree_that_nothing_touches_stays_as_it_is(tmp_path: Path) -> Non
         assert [tree.name for tree in plans[0].trees] == ["spine1", "spine2"]
         for plan in plans:
             await r.leave(plan)
-        await until(lambda: set(r.controller._allocator.used().values()) == {0})
+        await until(lambda: set(r.controller.allocator.used().values()) == {0})
 
 
 async def test_a_cut_link_is_reason_enough(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ async def test_a_switch_that_was_away_for_a_moment_has_lost_its_slots(
     async with rig(tmp_path) as r:
         plans = await r.together(4)
         watcher = await r.watch(plans[0])
-        jobs, spine = r.controller.jobs, r.controller._targets["spine1"]
+        jobs, spine = r.controller.jobs, r.controller.targets["spine1"]
         with monkeypatch.context() as nobody_looks:
             nobody_looks.setattr(jobs, "notice", lambda: None)
             sessions = spine.sessions
@@ -178,7 +178,7 @@ async def test_what_fails_while_all_stand_still_is_planned_around_as_well(tmp_pa
         after = await asyncio.gather(*some)
         assert {tree.name for plan in after for tree in plan.trees} == {"spine1"}
         restart(r, "spine2")
-        await until(lambda: r.controller._targets["spine2"].is_up)
+        await until(lambda: r.controller.targets["spine2"].is_up)
         lose(r, "spine1")
         assert (await watcher.next()) == Halt(2, "spine1 is down")
         again = await all_resume(r, list(after))
@@ -215,7 +215,7 @@ async def test_what_dies_while_a_job_moves_back_is_planned_around_in_the_same_ro
         (job,) = r.controller.jobs.all()
         await until(lambda: job.round is not None and job.round.number == 2)
         lose(r, "spine2")
-        await until(lambda: not r.controller._targets["spine2"].is_up)
+        await until(lambda: not r.controller.targets["spine2"].is_up)
         gate.set()
         event = await watcher.next()
         assert isinstance(event, Halt)
@@ -245,7 +245,7 @@ async def test_two_changes_at_once_move_a_job_back_once(tmp_path: Path) -> None:
         for plan in after:
             await r.leave(plan)
         await until(r.base_only)
-        await until(lambda: set(r.controller._allocator.used().values()) == {0})
+        await until(lambda: set(r.controller.allocator.used().values()) == {0})
 
 
 async def test_what_has_just_come_back_is_not_steady_before_its_hold_has_begun(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ async def test_what_has_just_come_back_is_not_steady_before_its_hold_has_begun(t
         await until(lambda: bool(r.controller.jobs.all()[0].stands_still))
         await all_resume(r, plans)
         (job,) = r.controller.jobs.all()
-        liveness, target = r.controller.liveness, r.controller._targets["spine1"]
+        liveness, target = r.controller.liveness, r.controller.targets["spine1"]
         restart(r, "spine1")
         await until(lambda: target.is_up)
         assert liveness._damping.next_release() is None, "not noted yet"
@@ -266,7 +266,7 @@ async def test_what_has_just_come_back_is_not_steady_before_its_hold_has_begun(t
             assert "spine1" in liveness.graph()
             assert "spine1" not in liveness.graph(steady=True)
             r.controller.jobs._recovery.notice([job])
-            await until(lambda: not r.controller.jobs._recovery.background)
+            await until(lambda: not r.controller.jobs.is_changing)
             assert (job.rounds, job.stands_still, job.stay_reason) == (1, False, "")
 
 
@@ -318,7 +318,7 @@ async def test_a_job_whose_rank_dies_before_it_begins_to_move_back_stays(tmp_pat
         await all_resume(r, plans)
         (job,) = r.controller.jobs.all()
         await back_and_then(r, "spine1", job, lambda recovery: recovery._lose(job, 3, "it is gone"))
-        await until(lambda: not r.controller.jobs._recovery.background)
+        await until(lambda: not r.controller.jobs.is_changing)
         for watcher in watchers[:3]:
             assert await watcher.next() == Halt(1, "spine1 is down")
             assert isinstance(await watcher.next(), RankLost)
@@ -388,7 +388,7 @@ async def test_jobs_that_need_nothing_of_it_go_on(tmp_path: Path) -> None:
         plans = await r.together(2)
         lose(r, "spine1")
         lose(r, "leaf2")
-        await until(lambda: not any(r.controller._targets[name].is_up for name in ("spine1", "leaf2")))
+        await until(lambda: not any(r.controller.targets[name].is_up for name in ("spine1", "leaf2")))
         await r.controller.replan()
         (job,) = r.controller.jobs.all()
         assert (job.round, plans[0].trees[0].name) == (None, "leaf1")
@@ -412,7 +412,7 @@ async def test_nothing_is_planned_for_jobs_that_a_change_does_not_touch(
         monkeypatch.setattr(trees, "plan", counted)
         lose(r, "spine1")
         await all_resume(r, over)
-        await until(lambda: not r.controller.jobs._recovery.background)
+        await until(lambda: not r.controller.jobs.is_changing)
         for _ in range(3):
             await r.controller.replan()
         assert planned == [4, 4], "once more, after its round: no trees are better over what is steady"

@@ -70,7 +70,7 @@ async def test_survivors_go_on_in_their_order_over_new_trees(tmp_path: Path) -> 
             assert lost.rank == 2
         for plan in after[:2]:
             await r.leave(plan)
-        await until(lambda: set(r.controller._allocator.used().values()) == {0})
+        await until(lambda: set(r.controller.allocator.used().values()) == {0})
         assert r.base_only()
 
 

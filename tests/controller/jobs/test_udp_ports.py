@@ -93,7 +93,7 @@ async def test_a_rank_that_lacks_something_keeps_all_from_folding(tmp_path: Path
         address = r.fabric.hosts[1].address
         reason = f"rank 1 at {address} cannot fold: no UDP port of 10.0.2.1 is free"
         assert [(plan.trees, plan.reason) for plan in plans] == [([], reason)] * 2
-        assert set(r.controller._allocator.used().values()) == {0}
+        assert set(r.controller.allocator.used().values()) == {0}
 
 
 def opened(plan: Plan, lacks: str = "", timeout: float = 30.0) -> Opened:
@@ -112,8 +112,8 @@ async def test_trees_that_one_rank_cannot_use_are_taken_off_the_switches(tmp_pat
         assert written(r), "one rank has not said so"
         answers = [await r.call("Opened", opened(plans[3], "a port"), AllOpened), *await asyncio.gather(*some)]
         await until(lambda: not written(r))
-        assert set(r.controller._allocator.used().values()) == {0}
-        assert not r.controller._allocator._bound
+        assert set(r.controller.allocator.used().values()) == {0}
+        assert not r.controller.allocator._bound
         status = (await r.controller.status()).jobs[0]
         assert (status.state, status.trees, status.reason) == ("active", [], "rank 3 cannot fold: a port")
         assert [answer.lacking for answer in answers] == [{3: "a port"}] * 4

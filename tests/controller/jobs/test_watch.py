@@ -64,7 +64,7 @@ async def test_the_slots_of_a_job_whose_ranks_are_all_gone_are_freed(tmp_path: P
         for watcher in watchers[1:]:
             assert not r.base_only()
             watcher.die()
-        await until(lambda: set(r.controller._allocator.used().values()) == {0})
+        await until(lambda: set(r.controller.allocator.used().values()) == {0})
         assert r.base_only()
         assert (await r.together(4))[0].trees
 
@@ -136,7 +136,7 @@ async def test_a_rank_that_vanishes_before_it_has_its_plan_is_told_to_the_others
             task.cancel()
         await until(lambda: len(r.controller.jobs.all()[0].lost) == 2)
         gate.set()
-        await until(lambda: set(r.controller._allocator.used().values()) == {0})
+        await until(lambda: set(r.controller.allocator.used().values()) == {0})
         assert r.base_only()
 
 
@@ -226,4 +226,4 @@ async def test_a_rank_that_cannot_fold_keeps_the_job_off_the_switches(tmp_path: 
         all_of_them = await r.together(2, job="k", fold=False)
         assert all_of_them[0].reason == "all 2 ranks asked for no folding"
         assert r.base_only()
-        assert set(r.controller._allocator.used().values()) == {0}
+        assert set(r.controller.allocator.used().values()) == {0}

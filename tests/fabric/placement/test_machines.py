@@ -131,7 +131,7 @@ async def test_ranks_of_one_address_get_trees_of_their_own(tmp_path: Path) -> No
         for plan in plans:
             await r.leave(plan)
         assert r.base_only()
-        assert set(r.controller._allocator.used().values()) == {0}
+        assert set(r.controller.allocator.used().values()) == {0}
 
 
 async def test_ranks_beyond_the_least_number_of_a_machine_get_no_trees_and_take_part_in_rounds(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ async def test_ranks_beyond_the_least_number_of_a_machine_get_no_trees_and_take_
         assert all(plan.round == 1 and not plan.stand_in for plan in after)
         for plan in after:
             await r.leave(plan)
-        await until(lambda: set(r.controller._allocator.used().values()) == {0})
+        await until(lambda: set(r.controller.allocator.used().values()) == {0})
 
 
 async def test_ranks_inside_a_machine_hear_that_their_job_went_over_to_tcp(

@@ -121,7 +121,7 @@ def test_a_killed_rank_ends_the_others_collective(serving: Serving) -> None:
     finally:
         other.kill()
         other.communicate(timeout=BOUND)
-    assert set(serving.controller._allocator.used().values()) == {0}
+    assert set(serving.controller.allocator.used().values()) == {0}
 
 
 @pytest.mark.parametrize("call", ["allreduce", "group", "receive"])
@@ -172,7 +172,7 @@ def test_leaving_is_no_death(serving: Serving, caplog: pytest.LogCaptureFixture)
     (job,) = serving.controller.jobs.all()
     assert (job.state, job.lost, job.reason) == ("finished", {}, "")
     assert caplog.records == []
-    assert set(serving.controller._allocator.used().values()) == {0}
+    assert set(serving.controller.allocator.used().values()) == {0}
 
 
 @pytest.mark.parametrize("rail", ["innet", "tcp"])
@@ -245,7 +245,7 @@ def test_ranks_of_the_tcp_rail_take_no_slots(serving: Serving) -> None:
     with ThreadPoolExecutor(2) as pool:
         comms = list(pool.map(lambda rank: join(serving.fabric, rank, rail="tcp"), range(2)))
         assert all(comm.plan.trees == [] for comm in comms)
-        assert set(serving.controller._allocator.used().values()) == {0}
+        assert set(serving.controller.allocator.used().values()) == {0}
         sums = list(pool.map(lambda comm: comm.allreduce(np.full(5, comm.rank + 1, np.int32)), comms))
         assert [list(s) for s in sums] == [[3] * 5] * 2
         for comm in comms:
@@ -298,7 +298,7 @@ def test_ranks_go_on_with_the_next_controller(tmp_path: Path, elsewhere: bool, r
             comms[2]._parts.dispatch.close()
             for comm in comms[:2]:
                 comm.close()
-            assert set(second.controller._allocator.used().values()) == {0}
+            assert set(second.controller.allocator.used().values()) == {0}
 
 
 def test_ranks_that_stand_still_are_planned_for_by_the_next_controller(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ async def empty(r: Rig) -> None:
         if switch.unreachable:
             restart(r, name)
     await until(r.base_only)
-    await until(lambda: set(r.controller._allocator.used().values()) == {0})
+    await until(lambda: set(r.controller.allocator.used().values()) == {0})
 
 
 def ip(address: str) -> int:

@@ -247,7 +247,7 @@ async def main(engine: Engine, folder: Path) -> None:
         switch = subprocess.Popen(command(engine, fabric), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         async with Controller(fabric, rng=random.Random(7), start_timeout=90) as controller:
-            controller._allocator.sizes = Sizes(data=64, agreement=16)  # few slots, so that all are taken over
+            controller.allocator.sizes = Sizes(data=64, agreement=16)  # few slots, so that all are taken over
             await checks(fabric, controller, random.Random(11))
     finally:
         switch.terminate()
