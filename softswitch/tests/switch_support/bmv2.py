@@ -367,25 +367,22 @@ class _Tail:
             return []
         with self._path.open("rb") as file:
             file.seek(self._at)
-            data = file.read()
-        frames, at = [], 0
-        while at + 16 <= len(data):
-            (length,) = struct.unpack_from("<I", data, at + 8)
-            if at + 16 + length > len(data):
-                break
-            frames.append(data[at + 16 : at + 16 + length])
-            at += 16 + length
-        self._at += at
+            frames, size = _whole(file.read())
+        self._at += size
         return frames
 
 
 def _frames(path: Path) -> list[bytes]:
-    data = path.read_bytes() if path.exists() else b""
-    frames, at = [], len(_PCAP_HEAD)
-    while at + 16 <= len(data):
-        (length,) = struct.unpack_from("<I", data, at + 8)
-        if at + 16 + length > len(data):
+    return _whole(path.read_bytes()[len(_PCAP_HEAD):])[0] if path.exists() else []
+
+
+def _whole(records: bytes) -> tuple[list[bytes], int]:
+    """The frames of these records of a pcap file, and the bytes of all but a last one that is not all there yet."""
+    frames, at = [], 0
+    while at + 16 <= len(records):
+        (length,) = struct.unpack_from("<I", records, at + 8)
+        if at + 16 + length > len(records):
             break
-        frames.append(data[at + 16 : at + 16 + length])
+        frames.append(records[at + 16 : at + 16 + length])
         at += 16 + length
-    return frames
+    return frames, at

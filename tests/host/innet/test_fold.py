@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from support.models.slot_model import (
     MILLISECOND,
     SECOND,
     Call,
+    Fabric,
     Layout,
     TerribleNetwork,
     fold,
@@ -32,6 +33,30 @@ from support.models.slot_model import (
 from support.models.sources import floats, integers
 
 LAYOUTS: list[list[Layout]] = [[0], [0, 1], [0, 1, 2], [[0, 1], [2, 3]], [[0], [1, 2, 3]], [[[0, 1], [2]], [3, 4]]]
+
+
+class Rounds:
+    """Operations of these sizes that follow each other in place, of int32 and float32 in turns."""
+
+    def __init__(self, world: int, sizes: Sequence[int], seed: int) -> None:
+        self.sources = [(integers if number % 2 else floats)(world, size, seed + number)
+                        for number, size in enumerate(sizes, start=1)]
+
+    def fold(self, fabric: Fabric, late: list[int]) -> None:
+        """Run them; each must be right, with the same bits on all ranks."""
+        arrays = [[source.copy() for source in sources] for sources in self.sources]
+        calls = [[Call(array, array, 1.0, number) for number, array in enumerate(own, start=1)]
+                 for own in zip(*arrays, strict=True)]
+        for _ in run(fabric, calls, late=late):
+            pass
+        for sources, outs in zip(self.sources, arrays, strict=True):
+            for out in outs[1:]:
+                assert (out.view(np.uint32) == outs[0].view(np.uint32)).all()
+            if sources[0].dtype == np.int32:
+                assert (outs[0] == np.sum(np.array(sources, np.int64), axis=0).astype(np.int32)).all()
+            elif sources[0].size:
+                exact = np.sum(np.array(sources, np.float64), axis=0)
+                assert np.abs(outs[0] - exact).max() <= np.max(np.abs(np.array(sources))) * 2**-20
 
 
 @settings(max_examples=60)
@@ -106,26 +131,13 @@ def test_sums_stay_exact_when_switches_lose_what_they_hold(
     network = TerribleNetwork(random.Random(seed), loss=loss, duplicate=loss, reorder=loss)
     fabric = make_fabric(layout, network, trees=trees, slots=slots, psn=psn)
     world = len(fabric.cores)
-    rounds = []
-    for number, size in enumerate(np.random.default_rng(seed).integers(0, 9000, 4).tolist(), start=1):
-        sources = integers(world, size, seed + number) if number % 2 else floats(world, size, seed + number)
-        rounds.append((number, sources, [source.copy() for source in sources]))
-    calls = [[Call(arrays[rank], arrays[rank], 1.0, number) for number, _, arrays in rounds] for rank in range(world)]
+    rounds = Rounds(world, np.random.default_rng(seed).integers(0, 9000, 4).tolist(), seed)
     at = 0
     for again, (pause, staying) in enumerate(disasters, start=1):
         at += pause
         plan_anew(fabric, network, at, trees, again=again, staying=staying)
         at += 2 * MILLISECOND
-    for _ in run(fabric, calls, late=[network.rng.randrange(MILLISECOND) for _ in range(world)]):
-        pass
-    for _, sources, arrays in rounds:
-        for array in arrays[1:]:
-            assert (array.view(np.uint32) == arrays[0].view(np.uint32)).all()
-        if sources[0].dtype == np.int32:
-            assert (arrays[0] == np.sum(np.array(sources, np.int64), axis=0).astype(np.int32)).all()
-        elif sources[0].size:
-            exact = np.sum(np.array(sources, np.float64), axis=0)
-            assert np.abs(arrays[0] - exact).max() <= np.max(np.abs(np.array(sources))) * 2**-20
+    rounds.fold(fabric, late=[network.rng.randrange(MILLISECOND) for _ in range(world)])
 
 
 def test_a_first_psn_that_is_no_longer_kept_is_refused() -> None:
@@ -158,23 +170,7 @@ def test_operations_follow_each_other_with_late_ranks(late: list[int], loss: flo
     """Many operations of different sizes and dtypes run in a row, in place, while ranks come late by seconds."""
     network = TerribleNetwork(random.Random(seed), loss=loss, reorder=loss)
     fabric = make_fabric([[0, 1], [2, 3]], network, trees=2, slots=16)
-    rng = np.random.default_rng(seed)
-    rounds = []
-    for number, size in enumerate(rng.integers(0, 3000, 12).tolist(), start=1):
-        sources = integers(4, size, seed + number) if number % 2 else floats(4, size, seed + number)
-        rounds.append((number, sources, [source.copy() for source in sources]))
-    calls = [[Call(arrays[rank], arrays[rank], 1.0, number) for number, _, arrays in rounds] for rank in range(4)]
-    for _ in run(fabric, calls, late=late):
-        pass
-    for _, sources, arrays in rounds:
-        for array in arrays[1:]:
-            assert (array.view(np.uint32) == arrays[0].view(np.uint32)).all()
-        if sources[0].dtype == np.int32:
-            assert (arrays[0] == np.sum(np.array(sources, np.int64), axis=0).astype(np.int32)).all()
-        elif sources[0].size:
-            exact = np.sum(np.array(sources, np.float64), axis=0)
-            top = np.max(np.abs(np.array(sources)))
-            assert np.abs(arrays[0] - exact).max() <= top * 2**-20
+    Rounds(4, np.random.default_rng(seed).integers(0, 3000, 12).tolist(), seed).fold(fabric, late=late)
 
 
 def test_no_operation_begins_before_the_last_one_has_ended() -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from netfold.host.collectives import ALLREDUCE
 from netfold.host.errors import PeerLost, RankMismatch
 from netfold.host.mesh.connection import FAILURE_REPORT, HEADER, STRIPED, PeerConnection, Receive
-from netfold.host.mesh.lanes import MOST_LANES, PART, InLane, StripedPart
+from netfold.host.mesh.lanes import MOST_LANES, PART, InLane, OutLane, StripedPart
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.mesh.planned import OnePort, PathSource
 from netfold.host.mesh.sockets import path_of
@@ -140,16 +142,15 @@ def test_a_port_that_is_taken_has_another_of_its_path(caplog: pytest.LogCaptureF
     assert f"rank 1: the TCP ports {first}, {second} of a path to rank 0 are taken here" in caplog.text
 
 
-@pytest.mark.parametrize(("offset", "size"), [(LONG - 10, 20), (0, LONG + 1), (1 << 63, 10), (0, 0)])
-def test_a_part_beyond_its_message_ends_the_operation(offset: int, size: int) -> None:
-    """A rank that lies about where a part belongs writes nowhere: the other one names it."""
+def after_a_lie(change: Callable[[OutLane], None]) -> Any:
+    """The result of rank 0, which sends a message to rank 1 as ``change`` leaves it; rank 1 must refuse it by name."""
 
     def lying(mesh: TcpMesh) -> Flat:
         if mesh.rank == 0:
             with mesh.operation(Call(1, "swap")):
                 mesh.send(1, np.zeros(LONG, np.uint8))
                 (lane,) = mesh.posted.lanes.of[1].out.values()
-                lane.sends[0].parts[0] = memoryview(PART.pack(0, offset, size))
+                change(lane)
                 mesh.wait([mesh.receive(1, np.empty(1, np.uint8))])
         got = np.full(LONG, 7, np.uint8)
         with mesh.operation(Call(1, "swap")):
@@ -158,9 +159,19 @@ def test_a_part_beyond_its_message_ends_the_operation(offset: int, size: int) ->
 
     with planned(2, [(PORTS[0], 1)]) as tcp:
         results = tcp.run(on_plan(lying))  # type: ignore[arg-type]
-        assert isinstance(results[0], PeerLost)
-        assert isinstance(results[1], RankMismatch)
+        assert isinstance(results[1], RankMismatch), results[1]
         assert "rank 0 sends bytes" in str(results[1])
+        return results[0]
+
+
+@pytest.mark.parametrize(("offset", "size"), [(LONG - 10, 20), (0, LONG + 1), (1 << 63, 10), (0, 0)])
+def test_a_part_beyond_its_message_ends_the_operation(offset: int, size: int) -> None:
+    """A rank that lies about where a part belongs writes nowhere: the other one names it."""
+
+    def misplaced(lane: OutLane) -> None:
+        lane.sends[0].parts[0] = memoryview(PART.pack(0, offset, size))
+
+    assert isinstance(after_a_lie(misplaced), PeerLost)
 
 
 def test_a_rank_that_dies_in_the_middle_is_named() -> None:
@@ -186,27 +197,15 @@ def test_a_rank_that_dies_in_the_middle_is_named() -> None:
 def test_parts_that_overlap_end_the_operation(sent: list[tuple[int, int]]) -> None:
     """As many bytes as the message has are not the message where some came twice: the rest would be unwritten."""
 
-    def lying(mesh: TcpMesh) -> Flat:
-        if mesh.rank == 0:
-            with mesh.operation(Call(1, "swap")):
-                mesh.send(1, np.zeros(LONG, np.uint8))
-                (lane,) = mesh.posted.lanes.of[1].out.values()
-                (whole,) = lane.sends
-                assert isinstance(whole, StripedPart)
-                lane.sends.clear()
-                whole.whole.left += len(sent)
-                lane.sends.extend(StripedPart(whole.whole, memoryview(PART.pack(0, offset, size)),
-                                              memoryview(bytes(size))) for offset, size in sent)
-                mesh.wait([mesh.receive(1, np.empty(1, np.uint8))])
-        got = np.full(LONG, 7, np.uint8)
-        with mesh.operation(Call(1, "swap")):
-            mesh.wait([mesh.receive(0, got)])
-        return got
+    def repeated(lane: OutLane) -> None:
+        (whole,) = lane.sends
+        assert isinstance(whole, StripedPart)
+        lane.sends.clear()
+        whole.whole.left += len(sent)
+        lane.sends.extend(StripedPart(whole.whole, memoryview(PART.pack(0, offset, size)), memoryview(bytes(size)))
+                          for offset, size in sent)
 
-    with planned(2, [(PORTS[0], 1)]) as tcp:
-        results = tcp.run(on_plan(lying))  # type: ignore[arg-type]
-        assert isinstance(results[1], RankMismatch), results[1]
-        assert "rank 0 sends bytes" in str(results[1])
+    after_a_lie(repeated)
 
 
 def test_two_lanes_cannot_fill_the_same_bytes() -> None:

@@ -348,6 +348,21 @@ def test_a_process_that_is_killed_in_the_middle_is_named_by_all() -> None:
         assert "rank 2 is lost" in said[rank]
 
 
+def say_hello(peer: socket.socket, tcp: TcpRanks) -> None:
+    """Take rank 1's place at rank 0, by one operation."""
+    mesh = tcp.meshes[0]
+
+    def greet() -> None:
+        assert prove(peer, mesh_identity(tcp.meshes[1].operations.plan), 0) == Outcome.ACCEPTED
+        peer.sendall(HEADER.pack(1, 1, 0, b"hello") + b"!")
+
+    with ThreadPoolExecutor(1) as pool:
+        greeting = pool.submit(greet)
+        with mesh.operation(Call(1, "hello")):
+            mesh.wait([mesh.receive(1, np.zeros(1, np.uint8))])
+        greeting.result()
+
+
 @pytest.mark.parametrize("awaited", [False, True])
 def test_a_rank_that_gave_up_is_not_taken_for_the_lost_one(awaited: bool) -> None:
     """Its report of the lost rank counts, also where it stands behind the last message that is awaited, or one that
@@ -356,17 +371,9 @@ def test_a_rank_that_gave_up_is_not_taken_for_the_lost_one(awaited: bool) -> Non
     with TcpRanks(3) as tcp:
         mesh = tcp.meshes[0]
         where = mesh.operations.connections.listener.getsockname()
-        with socket.create_connection(where, timeout=30) as peer, ThreadPoolExecutor(1) as pool:
+        with socket.create_connection(where, timeout=30) as peer:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what was not sent yet, a reset drops
-
-            def greet() -> None:
-                assert prove(peer, mesh_identity(tcp.meshes[1].operations.plan), 0) == Outcome.ACCEPTED
-                peer.sendall(HEADER.pack(1, 1, 0, b"hello") + b"!")
-
-            greeting = pool.submit(greet)
-            with mesh.operation(Call(1, "hello")):
-                mesh.wait([mesh.receive(1, np.zeros(1, np.uint8))])
-            greeting.result()
+            say_hello(peer, tcp)
             peer.sendall(HEADER.pack(2, 3, 0, call.text.encode()) + b"abc" + HEADER.pack(2, 1, 1, b"") + b"d")
             peer.sendall(HEADER.pack(FAILURE_REPORT, 2, 1, b"is lost: it was killed"))
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
@@ -381,16 +388,8 @@ def test_the_word_of_a_peer_that_waits_is_no_progress() -> None:
         mesh = tcp.meshes[0]
         operations = mesh.operations
         where = operations.connections.listener.getsockname()
-        with socket.create_connection(where, timeout=30) as peer, ThreadPoolExecutor(1) as pool:
-
-            def greet() -> None:
-                assert prove(peer, mesh_identity(tcp.meshes[1].operations.plan), 0) == Outcome.ACCEPTED
-                peer.sendall(HEADER.pack(1, 1, 0, b"hello") + b"!")
-
-            greeting = pool.submit(greet)
-            with mesh.operation(Call(1, "hello")):
-                mesh.wait([mesh.receive(1, np.zeros(1, np.uint8))])
-            greeting.result()
+        with socket.create_connection(where, timeout=30) as peer:
+            say_hello(peer, tcp)
             peer.sendall(HEADER.pack(WAITING, 2, 1, b"0"))
             moved = False
             while operations.reports.to_name(2, [1, 3]) != ([3], True):  # until the word is there

@@ -7,6 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -271,12 +272,8 @@ def test_store_carries_a_plan_every_time_anew() -> None:
             where = f"127.0.0.{me + 1}"
             plans[turn, me] = plan_by_store(store, "j", me, 3, where, f"{where}:{turn + 1}", timeout=10)
 
-    threads = [threading.Thread(target=rank, args=(me,)) for me in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(rank, range(3), timeout=30))
     for turn in range(2):
         mine = [plans[turn, me] for me in range(3)]
         assert len({plan.epoch for plan in mine}) == 1
@@ -316,11 +313,8 @@ def test_all_ranks_hear_at_the_store_of_an_address_that_keeps_them_apart(
             plan_by_store(store, "j", me, 3, places[me], at, timeout=10, machine=machines[me])
         said[me] = str(caught.value)
 
-    threads = [threading.Thread(target=rank, args=(me,)) for me in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(rank, range(3), timeout=30))
     assert sorted(said) == [0, 1, 2]
     assert all(words in text and "set NETFOLD_ADDRESS of rank 0" in text for text in said.values())
 

@@ -116,7 +116,7 @@ def identity(table: TableInfo, match_key: Sequence[Any] | None, options: Any) ->
     return key, mask, TOP_PRIORITY - priority
 
 
-def do_entry(context: Context, table: TableInfo, do: Do) -> Any:
+def do_entry(table: TableInfo, do: Do) -> Any:
     """The action of an entry, as BmActionEntry."""
     kinds = STANDARD.BmActionEntryType
     if isinstance(do, DoAction):
@@ -140,7 +140,7 @@ def mt_entry(context: Context, table: TableInfo, entry: Entry) -> Any:
         priority = 1 + sum(other.priority > entry.priority for other in context.engine.entries(table))
     match = [_param(key, *pair) for key, pair in zip(table.keys, entry.fields, strict=True)]
     found = STANDARD.BmMtEntry(match, STANDARD.BmAddEntryOptions(priority), handle_of(entry),
-                               do_entry(context, table, entry.do))
+                               do_entry(table, entry.do))
     if entry.idle_timeout_ns:
         limit = 2**31 - 1
         found.life = STANDARD.BmMtEntryLife(min(entry.idle_timeout_ns // 1_000_000, limit),

@@ -195,7 +195,7 @@ class Tables:
         context, table = self._table(cxt_id, table_name)
         if table.profile >= 0:  # BMv2 has none before somebody sets a member
             return STANDARD.BmActionEntry(STANDARD.BmActionEntryType.NONE)
-        return do_entry(context, table, context.engine.default(table).do)
+        return do_entry(table, context.engine.default(table).do)
 
     # ---- tables with an action profile -----------------------------------------------------------------------
 
