@@ -36,16 +36,7 @@ from typing import TYPE_CHECKING, Final, get_args
 import msgspec
 
 from netfold.bench.commands.allreduce import READY_SECONDS
-from netfold.bench.commands.train_report import (
-    TrainRow,
-    Turn,
-    check,
-    draw,
-    label,
-    network_of,
-    row_of,
-    show,
-)
+from netfold.bench.commands.train_report import TrainRow, Turn, check, draw, label, network_of, row_of, show
 from netfold.bench.harness.processors import cpu_seconds
 from netfold.bench.options.training import ON_FABRIC, TrainOptions
 from netfold.bench.ranks.train import PROBES

@@ -14,16 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from netfold.bench.harness.overhearing import OverheardHandshake
-from netfold.host.mesh.handshake import (
-    CHALLENGE,
-    HELLO,
-    MAGIC,
-    PROOF_BYTES,
-    VERDICT,
-    Identity,
-    Initiator,
-    Outcome,
-)
+from netfold.host.mesh.handshake import CHALLENGE, HELLO, MAGIC, PROOF_BYTES, VERDICT, Identity, Initiator, Outcome
 
 HELD: Final = 32
 """Connections that are open at once."""

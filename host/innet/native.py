@@ -10,15 +10,7 @@ import ctypes as C
 import functools
 from typing import Any
 
-from netfold.host.innet.abi import (
-    Failure,
-    FoldOperation,
-    FoldRunStruct,
-    Narrowing,
-    RunTotals,
-    StreamState,
-    TreePlan,
-)
+from netfold.host.innet.abi import Failure, FoldOperation, FoldRunStruct, Narrowing, RunTotals, StreamState, TreePlan
 from netfold.host.native.library import Origin, Sender, load
 from netfold.host.tracing.spans import Span
 

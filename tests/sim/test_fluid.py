@@ -15,13 +15,7 @@ from netfold.sim.engines import fluid, packet
 from netfold.sim.engines.placement import SCHEMES
 from netfold.sim.engines.topology import ClosCable, Topology, leaf_spine, paper_fat_tree
 from netfold.sim.workloads.training import MODELS, data_parallel
-from netfold.sim.workloads.workload import (
-    COLLECTIVES,
-    Workload,
-    all_to_all,
-    double_binary_tree,
-    halving_doubling,
-)
+from netfold.sim.workloads.workload import COLLECTIVES, Workload, all_to_all, double_binary_tree, halving_doubling
 
 LINKS = 6
 USES = st.lists(st.dictionaries(st.integers(0, LINKS - 1), st.sampled_from([0.25, 0.5, 1.0]), min_size=1),

@@ -13,14 +13,7 @@ import subprocess
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from netfold.topo.machines.description import (
-    VXLAN_BYTES,
-    VXLAN_PORT,
-    Description,
-    VxlanCable,
-    needed_mtu,
-    remedy,
-)
+from netfold.topo.machines.description import VXLAN_BYTES, VXLAN_PORT, Description, VxlanCable, needed_mtu, remedy
 from netfold.topo.network.guests import Surroundings
 from netfold.topo.network.wiring import NAME_LIMIT, FabricIntf
 from netfold.topo.processes.failures import WiringError

@@ -13,15 +13,7 @@ from rich.text import Text
 
 from netfold import terminal
 from netfold.terminal import said
-from netfold.wire.operator import (
-    JobStatus,
-    LinkStatus,
-    Punts,
-    RoundStatus,
-    Status,
-    SwitchStatus,
-    Traffic,
-)
+from netfold.wire.operator import JobStatus, LinkStatus, Punts, RoundStatus, Status, SwitchStatus, Traffic
 from netfold.wire.stalls import JobSlots
 
 SHOWN: Final = 16

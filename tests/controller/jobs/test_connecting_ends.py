@@ -12,16 +12,7 @@ from netfold.controller import client
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
 from netfold.wire.jobs import JobEndedEvent, RankLost
-from support.control.connecting import (
-    ALL_RC,
-    MIXED,
-    connect,
-    empty,
-    folding,
-    join_all,
-    nics,
-    refused,
-)
+from support.control.connecting import ALL_RC, MIXED, connect, empty, folding, join_all, nics, refused
 from support.control.controller import until
 from support.control.jobs import Code
 

@@ -18,17 +18,7 @@ from hypothesis import strategies as st
 from netfold.controller import client
 from netfold.wire.jobs import Connected, Halt
 from netfold.wire.plan import Plan
-from support.control.connecting import (
-    ALL_RC,
-    MIXED,
-    connect,
-    empty,
-    folding,
-    join_all,
-    nics,
-    rc_entries,
-    resuming,
-)
+from support.control.connecting import ALL_RC, MIXED, connect, empty, folding, join_all, nics, rc_entries, resuming
 from support.control.controller import run, until
 from support.control.jobs import Code, Rig, Watcher
 from support.control.recovery import lose, restart, streams

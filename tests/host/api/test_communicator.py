@@ -17,12 +17,7 @@ from numpy.typing import NDArray
 
 import netfold
 from netfold.host.api.communicator import Communicator
-from netfold.host.errors import (
-    Busy,
-    Closed,
-    CollectiveTimeout,
-    PeerLost,
-)
+from netfold.host.errors import Busy, Closed, CollectiveTimeout, PeerLost
 from netfold.host.innet.fold import FoldRail
 from netfold.testing import loopback_job, on_every_rank
 from netfold.wire import roce

@@ -21,12 +21,7 @@ import netfold
 from cbuild.cc import BuildError
 from netfold.host import environment
 from netfold.host.api.communicator import Communicator
-from netfold.host.errors import (
-    JoinRefused,
-    NetFoldError,
-    PlanError,
-    TransportError,
-)
+from netfold.host.errors import JoinRefused, NetFoldError, PlanError, TransportError
 from netfold.host.innet import native
 from netfold.host.job_secret import draw
 from netfold.host.opening import own_port

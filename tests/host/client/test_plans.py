@@ -9,9 +9,7 @@ import msgspec
 import pytest
 
 from netfold.host.client.plans import check_plan
-from netfold.host.errors import (
-    PlanError,
-)
+from netfold.host.errors import PlanError
 from netfold.wire.plan import Peer, Plan, RankStream, RankTree
 
 

@@ -11,17 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netfold.host.collectives import (
-    all_to_all,
-    barrier,
-    broadcast,
-    flow,
-    gather,
-    point_to_point,
-    reduce,
-    ring,
-    scatter,
-)
+from netfold.host.collectives import all_to_all, barrier, broadcast, flow, gather, point_to_point, reduce, ring, scatter
 from netfold.host.collectives.flow import Strand, run
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.arrays import Flat, by_counts

@@ -23,12 +23,7 @@ from support import needs
 torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
 from netfold.host.torch import pieces  # noqa: E402
-from netfold.host.torch.beside import (  # noqa: E402
-    Following,
-    JoiningScatter,
-    joinable_gather,
-    warn_where_nothing_joins,
-)
+from netfold.host.torch.beside import Following, JoiningScatter, joinable_gather, warn_where_nothing_joins  # noqa: E402
 from netfold.host.torch.join import join  # noqa: E402
 from netfold.host.torch.reducer import PendingCollective, Reducer  # noqa: E402
 from netfold.torch import Options  # noqa: E402

@@ -22,14 +22,7 @@ from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
 from netfold.host.torch.recording import TrainingTrace  # noqa: E402
 from netfold.host.torch.work import TorchWork  # noqa: E402
 from netfold.sim.whatif.program import program_of  # noqa: E402
-from netfold.wire.training_trace import (  # noqa: E402
-    MAX_EVENTS,
-    RankTrace,
-    TracedCall,
-    TracedGroup,
-    TracedStep,
-    TracedWait,
-)
+from netfold.wire.training_trace import MAX_EVENTS, RankTrace, TracedCall, TracedGroup, TracedStep, TracedWait  # noqa: E402
 
 WIDTH = 64
 BUCKET = 4 * WIDTH * WIDTH

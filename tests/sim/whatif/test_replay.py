@@ -19,15 +19,7 @@ from netfold.sim.whatif.replay import ReplayOutcome, replay
 from netfold.sim.whatif.report import draw, lines, what_if
 from netfold.sim.whatif.ways import WAYS, RankFabric
 from netfold.sim.workloads.workload import ring
-from netfold.wire.training_trace import (
-    FORMAT,
-    RankTrace,
-    TracedCall,
-    TracedEvent,
-    TracedGroup,
-    TracedStep,
-    TracedWait,
-)
+from netfold.wire.training_trace import FORMAT, RankTrace, TracedCall, TracedEvent, TracedGroup, TracedStep, TracedWait
 
 RATE = 100e6
 M = 1_000_000

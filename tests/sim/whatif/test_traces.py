@@ -14,15 +14,7 @@ import pytest
 from netfold.sim.whatif import traces
 from netfold.sim.whatif.chakra import nodes, recordings
 from netfold.sim.whatif.program import Await, Compute, Issue, Operation, StepEnd, TraceError, program_of
-from netfold.wire.training_trace import (
-    FORMAT,
-    RankTrace,
-    TracedCall,
-    TracedEvent,
-    TracedGroup,
-    TracedStep,
-    TracedWait,
-)
+from netfold.wire.training_trace import FORMAT, RankTrace, TracedCall, TracedEvent, TracedGroup, TracedStep, TracedWait
 from support import needs
 
 M = 1 << 20

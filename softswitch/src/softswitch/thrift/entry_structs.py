@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from softswitch.engine.entities import Count, Do, DoAction, DoMember, Entry, MeterConfig
-from softswitch.engine.errors import (
-    InvalidArgument,
-)
+from softswitch.engine.errors import InvalidArgument
 from softswitch.engine.program_info import ActionInfo, KeyField, MatchKind, TableInfo
 from softswitch.p4runtime.context import Context
 from softswitch.thrift.switch import STANDARD, fail_table
