@@ -6,26 +6,19 @@ Without ``token``, the one that the environment gives (rpc/tokens.py) proves the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from netfold.rpc import rpc
 from netfold.wire.operator import (
     SERVICE,
-    AskConnections,
     AskEvents,
     AskStatus,
-    Connections,
     Drained,
     Drop,
     Dropped,
     Events,
     FabricEvent,
-    FaultsSet,
-    LinkFaults,
-    QueuePairUse,
     SetDrain,
-    SetFaults,
     Status,
 )
 from netfold.wire.stalls import AskSlots, AskStall, JobSlots, Stall, Stalls, SwitchSlots
@@ -73,17 +66,3 @@ async def events(
 ) -> list[FabricEvent]:
     """The events of the fabric after the event with number ``since``, oldest first.  Raises rpc.Unreachable."""
     return (await rpc.call(address, f"{SERVICE}/Events", AskEvents(since), Events, timeout, token=token)).events
-
-
-async def set_faults(
-    address: str, links: Sequence[LinkFaults], timeout: float = TIMEOUT, token: str | None = None
-) -> int:
-    """Have the switches inject these faults and no others, beside those of the fabric file.  Returns the number of
-    links with faults.  Raises rpc.Unreachable."""
-    return (await rpc.call(address, f"{SERVICE}/Faults", SetFaults(list(links)), FaultsSet, timeout, token=token)).links
-
-
-async def connections(address: str, timeout: float = TIMEOUT, token: str | None = None) -> list[QueuePairUse]:
-    """The queue pairs of all jobs that fold.  Raises rpc.Unreachable."""
-    ask = AskConnections()
-    return (await rpc.call(address, f"{SERVICE}/Connections", ask, Connections, timeout, token=token)).connections

@@ -140,10 +140,3 @@ def _table(title: str, values: dict[str, object]) -> str:
     # JSON's strings and numbers are TOML's as well
     given = {key: value for key, value in values.items() if value is not None}
     return title + "\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
-
-
-def _read(where: str, file: str) -> bytes:
-    try:
-        return Path(file).read_bytes()
-    except OSError as error:
-        raise FabricError(f"{where}: cannot read {file}: {error.strerror}") from error

@@ -4,7 +4,6 @@ algorithm."""
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import time
@@ -31,8 +30,6 @@ from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest, RowsRequest
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.plan import Plan
-
-log = logging.getLogger("netfold")
 
 MAX_ELEMENTS = 1 << 28
 """Largest number of elements of one operation (1 GiB), since RETH's offset has 32 bits."""
