@@ -200,9 +200,8 @@ class Exploration:
         here = 0
 
         def reach(state: State, by: int) -> int:
-            there = number.get(state)
-            if there is None:
-                there = number[state] = len(states)
+            there = number.setdefault(state, len(states))
+            if there == len(states):
                 if there >= limit:
                     raise OverflowError(f"more than {limit} states: choose a smaller fabric")
                 states.append(state)

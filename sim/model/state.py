@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 
@@ -57,6 +58,7 @@ def lowest_missing(received: int) -> int:
     return (~received & received + 1).bit_length() - 1
 
 
-def bits(mask: int) -> list[int]:
+@cache  # explorations ask for few sets, and for each of them in every state
+def bits(mask: int) -> tuple[int, ...]:
     """The members of a set, in ascending order."""
-    return [i for i in range(mask.bit_length()) if mask >> i & 1]
+    return tuple([i for i in range(mask.bit_length()) if mask >> i & 1])

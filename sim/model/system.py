@@ -77,20 +77,17 @@ class ModelSystem:
             flow_acknowledged=tuple(self.flow_acknowledged),
             told=self.told,
             slots=tuple(map(tuple, self.slots)),
-            sums=tuple([self._kept(sums, leaf, self._sum_matters) for leaf, sums in enumerate(self.sums)]),
-            content_sums=tuple([self._kept(sums, leaf, self._sum_matters)
-                                for leaf, sums in enumerate(self.content_sums)]),
-            results=tuple([self._kept(sent, switch, self._result_matters) for switch, sent in enumerate(self.results)]),
-            acknowledgements=tuple([self._kept(sent, receiver, self._acknowledgement_matters)
-                                    for receiver, sent in enumerate(self.acknowledgements)]),
+            sums=self._kept(self.sums, self._sum_matters),
+            content_sums=self._kept(self.content_sums, self._sum_matters),
+            results=self._kept(self.results, self._result_matters),
+            acknowledgements=self._kept(self.acknowledgements, self._acknowledgement_matters),
         )
 
-    def _kept(self, sent: int, sender: int, matters: Callable[[int, int], bool]) -> int:
-        kept = sent
-        for psn in bits(sent):
-            if not matters(sender, psn):
-                kept ^= 1 << psn
-        return kept
+    def _kept(self, sent: list[int], matters: Callable[[int, int], bool]) -> tuple[int, ...]:
+        """What each sender has sent, without packets that do not matter."""
+        if not any(sent):
+            return tuple(sent)
+        return tuple([sum([1 << psn for psn in bits(one) if matters(sender, psn)]) for sender, one in enumerate(sent)])
 
     def _sum_matters(self, leaf: int, psn: int) -> bool:
         """May a leaf's sum still change anything?  Not once its slot at the spine has it, or is past it."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import cache
 from itertools import product
 
 import pytest
@@ -53,6 +54,7 @@ ROLES = [
     ModelFabric(("ww",), window=1, slots=2, psns=2, each=1, replans=1, lanes=(1, 2), content=(1, 3)),
 ]
 """Some contribute lanes and others are present, and to some the acknowledgement is enough, PSN by PSN."""
+explored = cache(explore)  # of fabrics that several tests look at
 CHEAT = ModelFabric(("rrw",), message=1, window=2, slots=4, psns=5, unbounded=frozenset({2}))
 
 
@@ -72,7 +74,7 @@ def explained(report: ExplorationReport) -> str:
 @pytest.mark.parametrize("fabric", [*WINDOWED, *RC, *MIXED, *ROLES], ids=named)
 def test_the_protocol_is_safe_and_live(fabric: ModelFabric) -> None:
     """Whatever is lost, repeated or late: with two windows of slots, four messages of RC ranks, all ranks finish."""
-    report = explore(fabric)
+    report = explored(fabric)
     assert report.states > 30
     assert report.live, explained(report)
 
@@ -102,7 +104,7 @@ def test_any_two_roles_may_follow_each_other(leaves: tuple[str, ...]) -> None:
 )
 def test_one_slot_less_leaves_a_rank_stuck(fabric: ModelFabric) -> None:
     """A rank that runs ahead takes over a slot that another still needs."""
-    report = explore(fabric)
+    report = explored(fabric)
     assert report.wrong is None
     assert report.stuck
 
@@ -119,7 +121,7 @@ def test_one_slot_less_leaves_a_rank_stuck(fabric: ModelFabric) -> None:
 def test_psns_may_wrap(fabric: ModelFabric) -> None:
     """With so few bits that the numbers wrap on the way, serial arithmetic keeps every property."""
     assert fabric.psns > 1 << fabric.psn_bits
-    report = explore(fabric)
+    report = explored(fabric)
     assert report.live, explained(report)
 
 
@@ -148,7 +150,7 @@ STUCK = [
 @pytest.mark.parametrize(("fabric", "rules"), STUCK, ids=named)
 def test_without_the_rule_a_rank_is_stuck(fabric: ModelFabric, rules: Rules) -> None:
     """Each of these rules is needed for liveness: without it there is a state that no lossless network leads out of."""
-    assert explore(fabric).live
+    assert explored(fabric).live
     report = explore(fabric, rules)
     assert report.wrong is None
     assert report.stuck
@@ -204,7 +206,7 @@ def test_no_slot_moves_on_before_its_packet_is_acknowledged(fabric: ModelFabric)
     its slot moved on is a late copy, and it does not matter whether it is answered."""
     report = explore(fabric, Rules(late="drop"))
     assert report.live, explained(report)
-    assert report.states == explore(fabric).states
+    assert report.states == explored(fabric).states
 
 
 @pytest.mark.parametrize(
@@ -235,7 +237,7 @@ LOSING = [
 @pytest.mark.parametrize("fabric", LOSING, ids=named)
 def test_switches_may_lose_all_they_hold(fabric: ModelFabric) -> None:
     """At any moment: from the lowest PSN that any rank lacks, under a new epoch, every rank still gets every sum."""
-    report = explore(fabric)
+    report = explored(fabric)
     assert report.states > 150
     assert report.live, explained(report)
 
@@ -268,7 +270,7 @@ def test_each_from_its_own_place_is_not_enough(fabric: ModelFabric) -> None:
 def test_a_switch_that_restarts_under_its_old_entries_makes_no_wrong_sum(fabric: ModelFabric) -> None:
     """Empty slots and flows under entries of the running epoch, until the ranks are told: nothing wrong is believed,
     and all finish once they begin again."""
-    report = explore(fabric)
+    report = explored(fabric)
     assert report.states > 150
     assert report.live, explained(report)
 
@@ -285,7 +287,7 @@ BOTH = [
 @pytest.mark.parametrize("fabric", BOTH, ids=named)
 def test_a_switch_may_restart_before_and_after_trees_are_planned_anew(fabric: ModelFabric) -> None:
     """Both kinds of loss in one run, in any order and at any moment: every rank gets every sum, and can leave."""
-    report = explore(fabric)
+    report = explored(fabric)
     assert report.states > 150
     assert report.live, explained(report)
 
@@ -325,7 +327,7 @@ LEAVING = [
 def test_ranks_leave_only_when_nobody_needs_them(fabric: ModelFabric) -> None:
     """Once all others have said, when asked, that they lack nothing of what they have begun, a rank may go, whatever
     the switches lose later: everybody gets every sum, and can leave in the end."""
-    report = explore(fabric)
+    report = explored(fabric)
     assert report.states > 300
     assert report.live, explained(report)
 
