@@ -159,16 +159,33 @@ def log_values(axes: Axes, ratio: float) -> None:
 
 
 def settle(figure: Figure) -> None:
-    """Break titles, and thin numbers below x axes that overlap, once widths are known, and lay out again."""
-    from matplotlib.ticker import FuncFormatter
+    """Break titles, and thin numbers below x axes that overlap, once widths are known, and lay out for good: what draws
+    the figure does not lay it out again."""
+    engine = figure.get_layout_engine()
+    assert engine is not None
+    engine.execute(figure)
+    for changed in (_break_titles, _thin_numbers):
+        if changed(figure):
+            engine.execute(figure)
+    figure.set_layout_engine("none")
 
-    figure.draw_without_rendering()
+
+def _break_titles(figure: Figure) -> bool:
+    """Break the titles of charts into lines; True if any has changed."""
+    before = [axes.get_title() for axes in figure.axes]
     for axes in figure.axes:
         place = axes.get_subplotspec()
         across = place.get_gridspec().ncols if place is not None else 1
         inches = min(axes.get_window_extent().width / figure.dpi, figure.get_size_inches()[0] / across - 0.25)
         axes.set_title(wrapped(axes.get_title(), inches, float(axes.title.get_fontsize())))
-    figure.draw_without_rendering()
+    return [axes.get_title() for axes in figure.axes] != before
+
+
+def _thin_numbers(figure: Figure) -> bool:
+    """Remove numbers below x axes that overlap; True if there were any."""
+    from matplotlib.ticker import FuncFormatter
+
+    found = False
     for axes in figure.axes:
         labels = [label for label in axes.get_xticklabels() if label.get_text()]
         if not isinstance(axes.xaxis.get_major_formatter(), FuncFormatter) or not any(
@@ -179,7 +196,8 @@ def settle(figure: Figure) -> None:
             if not _meet(kept[-1], label):
                 kept.append(label)
         axes.set_xticks([label.get_position()[0] for label in kept])
-    figure.draw_without_rendering()
+        found = True
+    return found
 
 
 def _meet(left: Text, right: Text) -> bool:
