@@ -147,7 +147,8 @@ def _workers(options: RailsOptions, planes: Planes, logs: Path) -> Workers:
          RAILS_VARIABLE: options.rails, ALGORITHM_VARIABLE: options.algorithm, STALL_VARIABLE: str(options.stall)}
         for rank, host in enumerate(hosts)
     ]
-    command = [sys.executable, "-m", "netfold.bench.ranks.rails", str(options.timeout)]
+    program = "rails_and_torch" if options.train and find_spec("torch") else "rails"
+    command = [sys.executable, "-m", f"netfold.bench.ranks.{program}", str(options.timeout)]
     enters = [in_namespaces(first.mininet.get(host.name).pid) for host in hosts]
     return Workers("rails", command, enters, envs, logs)
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,22 +32,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, get_args
 
-import msgspec
-
 from netfold.bench.commands.allreduce import READY_SECONDS
 from netfold.bench.commands.train_report import TrainRow, Turn, check, draw, label, network_of, row_of, show
 from netfold.bench.harness.processors import cpu_seconds
 from netfold.bench.options.training import ON_FABRIC, TrainOptions
-from netfold.bench.ranks.train import PROBES
-from netfold.bench.ranks.train_command import TrainCommand, TrainResult, Way
+from netfold.bench.ranks.train_command import PROBES, TrainCommand, TrainResult, Way
 from netfold.host.opening.planes import RAILS_VARIABLE
 from netfold.topo.network import sandbox
-from netfold.topo.processes.failures import FabricFailed
 from netfold.wire.roce import LINK_MTUS
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
     from netfold.bench.harness.workers import Workers
 
+ALONE: Final = "alone"
+"""The group of the single process."""
 PORT: Final = 29600
 WARMUP: Final = 2
 """Steps of a round before those that are timed."""
@@ -59,7 +56,7 @@ LEARNING_RATE: Final = 0.05
 def run(options: TrainOptions, echo: Callable[[str], None] = print) -> list[TrainRow]:
     """Measure in a sandbox, print a table, and write the rows and the figure.
 
-    Raises WrongData, FabricFailed, ValueError.
+    Raises WrongData, WorkerFailed, FabricFailed, ValueError.
     """
     if find_spec("torch") is None:
         raise ValueError("torch is not installed: pip install torch")
@@ -75,9 +72,8 @@ def run(options: TrainOptions, echo: Callable[[str], None] = print) -> list[Trai
     from mininet.log import setLogLevel
 
     setLogLevel("error")
-    alone = _alone(options)
     with _start_workers(options) as (workers, switches):
-        rows = _measure(options, workers, switches, alone, echo)
+        rows = _measure(options, workers, switches, _alone(options, workers[ALONE]), echo)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         draw(rows, options.out / "train", echo)
@@ -92,16 +88,10 @@ def _command(options: TrainOptions, way: Way, lane_bits: int, turn: int = 0, rec
     )
 
 
-def _alone(options: TrainOptions) -> TrainResult:
-    """The result of a single process that trains on the same batches.  Raises FabricFailed."""
-    command = msgspec.json.encode(_command(options, "gloo", 32)).decode()
-    done = subprocess.run(
-        [sys.executable, "-m", "netfold.bench.ranks.train", "alone", command], capture_output=True, text=True,
-        timeout=_patience(options), check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    if done.returncode:
-        raise FabricFailed(f"the single process ended with status {done.returncode}:\n{done.stderr}")
-    return msgspec.json.decode(done.stdout, type=TrainResult)
+def _alone(options: TrainOptions, worker: Workers) -> TrainResult:
+    """The result of a single process that trains on the same batches.  Raises WorkerFailed."""
+    worker.send(_command(options, "gloo", 32))
+    return worker.results(TrainResult, _patience(options))[0]
 
 
 def _patience(options: TrainOptions) -> float:
@@ -111,14 +101,16 @@ def _patience(options: TrainOptions) -> float:
 
 @contextlib.contextmanager
 def _start_workers(options: TrainOptions) -> Iterator[tuple[dict[str, Workers], list[int]]]:
-    """Start the ranks on the fabric and on the bridge, by name; also yields the process numbers of the switches."""
+    """Start the ranks on the fabric and on the bridge, and the single process, by name; also yields the process numbers
+    of the switches."""
     from netfold.bench.harness.bridge import Bridge
     from netfold.bench.harness.workers import Workers
     from netfold.topo.network.planes import Planes, on_plane
     from netfold.topo.processes.ranks import SETTINGS, environment, in_namespaces
 
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
-    command = [sys.executable, "-m", "netfold.bench.ranks.train", "rank"]
+    program = [sys.executable, "-m", "netfold.bench.ranks.train"]
+    command = [*program, "rank"]
     needed = {network_of(name) for name, _ in options.ways}
     workers: dict[str, Workers] = {}
     switches: list[int] = []
@@ -147,6 +139,7 @@ def _start_workers(options: TrainOptions) -> Iterator[tuple[dict[str, Workers], 
                 "GLOO_SOCKET_IFNAME": bridge.interface, **SETTINGS,
             } for rank in range(options.ranks)]
             workers["bridge"] = stack.enter_context(Workers("bridge", command, bridge.enters, envs, logs))
+        workers[ALONE] = stack.enter_context(Workers(ALONE, [*program, ALONE], [()], [SETTINGS], logs))
         for group in workers.values():
             group.receive(READY_SECONDS)
         yield workers, switches

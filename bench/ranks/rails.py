@@ -190,8 +190,13 @@ def _data(rank: int, size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.arange(size, dtype=np.int32) * np.int32(2 * rank + 1)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Be a rank, as the arguments say."""
     serve(float(sys.argv[1]))
     if KEPT:
         sys.stdout.flush()
         os._exit(0)  # without the destructors of what was kept
+
+
+if __name__ == "__main__":
+    main()

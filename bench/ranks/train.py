@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of `netfold bench train`, and the single process that it is compared with.
 
-    python -m netfold.bench.ranks.train rank               commands on standard input, RANK, NETFOLD_*, ... set
-    python -m netfold.bench.ranks.train alone COMMAND      the same batches in one process
+    python -m netfold.bench.ranks.train rank      with RANK, NETFOLD_*, ... set
+    python -m netfold.bench.ranks.train alone     the same batches in one process
 
-Commands are lines of JSON, a `TrainCommand` each, and each is answered by a `TrainResult`.  Every command joins and
-trains from the same start, so that rounds can be compared and a way of one round leaves nothing to the next.
+Commands are lines of JSON on standard input, a `TrainCommand` each, and each is answered by a `TrainResult`.  Every
+command joins and trains from the same start, so that rounds can be compared and a way of one round leaves nothing to
+the next.
+
+The fork server imports torch once for all of them, as it is imported at the top (forked_program.py).
 """
 
 from __future__ import annotations
@@ -18,32 +21,27 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import fsdp
+from torch.distributed.tensor import DTensor
 
-from netfold.bench.ranks.train_command import TrainCommand, TrainResult
+from netfold.bench.ranks.models import MODELS, Task, batch, sleeping
+from netfold.bench.ranks.train_command import PROBES, TrainCommand, TrainResult
 from netfold.bench.ranks.trainers import Plain, TrainedModel, opened
 from netfold.topo.processes.allreduce_rank import idle_of_all
 from netfold.topo.processes.failures import WrongData
 from netfold.topo.processes.rank_program import print_message, run_rank
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from netfold.bench.ranks.models import Task
-
-PROBES = 3
-"""Steps without communication, and reductions without a step, that are timed after the training."""
 
 
 def train(command: TrainCommand, task: Task, trainer: TrainedModel, rank: int, world: int) -> TrainResult:
     """Trains, and then measures what a step consists of."""
     size = command.batch * command.world
     parameters = sum(p.numel() for p in task.model.parameters()) if world == 1 else 0
-
-    from netfold.bench.ranks.models import batch
 
     losses, seconds, joined = [], [], 0
     again, cpu, idle, total = 0, 0.0, 0, 1
@@ -83,9 +81,6 @@ def one_step(task: Task, model: nn.Module, optimizer: Any, samples: torch.Tensor
 
 def digest_of(model: Any) -> str:
     """A digest of a model's parameters, those of a sharded one gathered."""
-    from torch.distributed import fsdp
-    from torch.distributed.tensor import DTensor
-
     fully_sharded: Any = getattr(fsdp, "FSDPModule", ())  # since torch 2.6
     whole = contextlib.nullcontext()
     if isinstance(model, fsdp.FullyShardedDataParallel):
@@ -101,11 +96,6 @@ def digest_of(model: Any) -> str:
 
 def rank_turn(command: TrainCommand) -> TrainResult:
     """Executes a command as one of several ranks.  Raises WrongData where a parameter is no number."""
-    import torch
-    import torch.distributed as dist
-
-    from netfold.bench.ranks.models import MODELS, sleeping
-
     rank = int(os.environ["RANK"])
     task, alone = (
         sleeping(MODELS[command.model](command.width, command.layers, command.seed), command.layer_seconds)
@@ -147,27 +137,19 @@ def probe(meet: Callable[[], None], call: Callable[[], object]) -> float:
 
 def alone(command: TrainCommand) -> TrainResult:
     """Trains with the whole batches in this process, on one core."""
-    import torch
-
-    from netfold.bench.ranks.models import MODELS
-
     torch.set_num_threads(1)
     task = MODELS[command.model](command.width, command.layers, command.seed)
     return train(command, task, Plain(task.model, task.model, command), 0, 1)
 
 
-def main(kind: str, *words: str) -> None:
-    """Executes commands: from standard input as a rank, or the one that is given."""
-    import torch
-
+def main(kind: str) -> None:
+    """Executes commands from standard input, as a rank or alone."""
     warnings.simplefilter("ignore")  # torch's own, about what it will call otherwise
     torch.set_num_threads(1)
-    if kind == "alone":
-        print_message(alone(msgspec.json.decode(words[0], type=TrainCommand)))
-        return
+    turn = {"rank": rank_turn, "alone": alone}[kind]
     print_message({})
     for line in sys.stdin:
-        print_message(rank_turn(msgspec.json.decode(line, type=TrainCommand)))
+        print_message(turn(msgspec.json.decode(line, type=TrainCommand)))
     os._exit(0)  # without the destructors of what was kept
 
 

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
+PROBES: Final = 3
+"""Steps without communication, and reductions without a step, that are timed after the training."""
 Way = Literal[
     "gloo", "netfold", "hook", "fsdp", "fsdp-gloo", "fsdp2", "fsdp2-gloo", "fsdp2-prefetch", "fsdp2-together",
     "hsdp", "hsdp-gloo", "priority", "priority-arrival",
