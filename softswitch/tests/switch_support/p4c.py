@@ -34,7 +34,7 @@ def compiled(program: Path, defines: Mapping[str, str] | None = None) -> Made:
     flags = [f"-D{name}={value}" for name, value in (defines or {}).items()]
     if program.is_relative_to(tempfile.gettempdir()):
         return _run(program, flags)
-    digest = hashlib.sha256("\0".join([_version(), str(program), *flags]).encode())
+    digest = hashlib.sha256("\0".join([_version(), program.name, *flags]).encode())
     for path in sorted(program.parent.glob("*.p4")):
         digest.update(f"\0{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     folder = cc.default_cache_dir() / "p4c"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -54,7 +55,7 @@ class _Emitter(StmtEmitter):
         variables = [*self.program.state, *extra]
         first = c_name(variables[0].name)
         head = [
-            c_comment(f"Made from {self.program.source} by softswitch. Not meant to be edited."),
+            c_comment(f"Made from {os.path.basename(self.program.source)} by softswitch. Not meant to be edited."),
             INCLUDES,
             *self.types(),
             "typedef struct {",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from softswitch.compiler import ir
@@ -42,10 +43,11 @@ class StmtEmitter(ExternEmitter):
             self.stmt(stmt)
 
     def show(self, pos: Pos) -> None:
-        """Writes a comment with the P4 line, where it has changed."""
+        """Writes a comment with the P4 line, where it has changed: without the file's folder, so that the same program
+        in another folder is the same C, and compiled once."""
         if pos.line and (self.shown is None or (pos.file, pos.line) != (self.shown.file, self.shown.line)):
             self.shown = pos
-            self.line(c_comment(f"{pos.file}:{pos.line}"))
+            self.line(c_comment(f"{os.path.basename(pos.file)}:{pos.line}"))
 
     def stmt(self, s: ir.Instruction) -> None:
         match s:
