@@ -119,18 +119,6 @@ def test_the_command_without_its_extra_says_what_to_type(base: Environment, buil
     assert shlex.split(found[1])[-1] == str(built.wheel("netfold-softswitch"))
 
 
-def test_the_switch_can_be_removed_and_is_missed_by_name(built: Built, home: Path) -> None:
-    """The library stays whole, the command says what is missing, and what it says brings the switch back."""
-    leaving = Environment(home / "leaving", built.wheels(*PROJECTS), "control")
-    leaving.pip("uninstall", "--yes", "netfold-softswitch")
-    assert leaving.run("python", str(RANKS / "sums_installed.py"), "tcp").strip() == "exact"
-    said = leaving.run("netfold", "--help", status=2)
-    found = re.fullmatch(r"netfold: not installed: netfold-softswitch; type: pip (install .*)\n", said)
-    assert found, said
-    leaving.pip("--no-cache-dir", *shlex.split(found[1]), "--no-index")
-    assert "Usage: netfold" in leaving.run("netfold", "--help")
-
-
 def test_the_torch_backend_without_torch_says_what_to_type(base: Environment) -> None:
     """An error that names the package, not one from the depth of an import."""
     said = base.run("python", "-c", "import netfold.torch", status=1)
@@ -155,6 +143,17 @@ def test_ranks_without_extras_fold_on_a_fabric_of_the_control_plane(control: Env
     said = control.run("netfold", *run)
     assert len(re.findall(r"rank [01] of 2: exact; .*", said)) == 2, said
     assert "innet" in said
+
+
+def test_the_switch_can_be_removed_and_is_missed_by_name(control: Environment) -> None:
+    """The library stays whole, the command says what is missing, and what it says brings the switch back."""
+    control.pip("uninstall", "--yes", "netfold-softswitch")
+    assert control.run("python", str(RANKS / "sums_installed.py"), "tcp").strip() == "exact"
+    said = control.run("netfold", "--help", status=2)
+    found = re.fullmatch(r"netfold: not installed: netfold-softswitch; type: pip (install .*)\n", said)
+    assert found, said
+    control.pip("--no-cache-dir", *shlex.split(found[1]), "--no-index")
+    assert "Usage: netfold" in control.run("netfold", "--help")
 
 
 def test_the_switch_alone_does_what_its_readme_says(alone: Environment, tmp_path: Path) -> None:

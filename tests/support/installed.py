@@ -100,8 +100,8 @@ class Environment:
         for name in needed - given.keys():
             self._link(metadata.distribution(name))
         wanted = [f"{first.name}[{','.join(extras)}] @ {wheels[0].as_uri()}", *map(str, wheels[1:])]
-        # pip refuses where anything that is declared is missing
-        self.pip("install", "--no-index", *wanted)
+        # pip refuses where anything that is declared is missing; Python compiles what it imports, when it does
+        self.pip("install", "--no-index", "--no-compile", *wanted)
 
     def pip(self, *arguments: str) -> str:
         """The output of pip, which works on this environment from outside."""
