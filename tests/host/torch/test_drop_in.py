@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from netfold.testing import subnet
-from support import RANKS as PROGRAMS
 from support import needs
 
 pytest.importorskip("torch", reason=needs.reason("torch"))
 
-from support.hosts.torch import loopback_jobs, torchrun
+from support.hosts.torch import results_of
 
 pytestmark = pytest.mark.slow
 RANKS = 2
@@ -23,12 +20,7 @@ RANKS = 2
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The results of every rank of rank_torch_drop_in.py."""
-    folder, net = tmp_path_factory.mktemp("torch"), subnet()
-    where = f"unix:{folder}/jobs"
-    with loopback_jobs(f"{net}.200", [f"{net}.{rank + 1}" for rank in range(RANKS)], where):
-        script = PROGRAMS / "rank_torch_drop_in.py"
-        torchrun(script, net, where, str(folder), ranks=RANKS, environment={}, timeout=200, forks=True)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    return results_of("rank_torch_drop_in.py", tmp_path_factory.mktemp("torch"), RANKS)
 
 
 def test_a_group_may_be_named_with_its_device(found: list[dict[str, Any]]) -> None:

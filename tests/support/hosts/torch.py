@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import grpc
 import support
 from netfold.host.job_secret import draw
 from netfold.rpc import rpc
-from netfold.testing import LoopbackSwitch
+from netfold.testing import LoopbackSwitch, subnet
 from netfold.topo.processes.forks import Forked, Forks
 from netfold.wire.jobs import (
     SERVICE,
@@ -224,3 +225,12 @@ def loopback_jobs(
         thread.join(60)
         loop.close()
         switch.close()
+
+
+def results_of(program: str, folder: Path, ranks: int) -> list[dict[str, Any]]:
+    """The results of every rank of a program of support/ranks, started by torchrun, as JSON in ``folder``; a switch in
+    plain Python folds."""
+    net, where = subnet(), f"unix:{folder}/jobs"
+    with loopback_jobs(f"{net}.200", [f"{net}.{rank + 1}" for rank in range(ranks)], where):
+        torchrun(support.RANKS / program, net, where, str(folder), ranks=ranks, environment={}, timeout=200, forks=True)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
