@@ -147,9 +147,10 @@ def grouped(network: Network, jobs: Jobs) -> None:
 
 
 def compiled_in(jobs: Jobs) -> set[str]:
-    """Programs that guests have put into the cache of compiled programs, of which they see this machine's."""
-    here = {file.name for file in default_cache_dir().iterdir()}
-    return set(jobs.run_everywhere(f"ls {default_cache_dir()}").split()) - here
+    """Programs that guests have put into the cache of compiled programs, of which they see this machine's, and what
+    others here are about to put there."""
+    there = {name for name in jobs.run_everywhere(f"ls {default_cache_dir()}").split() if not name.startswith("build-")}
+    return there - {file.name for file in default_cache_dir().iterdir()}
 
 
 def training(network: Network) -> TrainingSpec:

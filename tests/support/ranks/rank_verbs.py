@@ -43,6 +43,8 @@ PATIENCE = 150.0
 """Seconds without progress after which an operation gives up: it only ends what hangs."""
 LOOK = 0.1
 """Seconds between looks for a file."""
+PAUSE = 0.1
+"""Seconds between the sums of a job `steady`, about as long as one takes."""
 WINDOWED = 1
 """Rank of the windowed rank of mixed jobs: the RC ranks before and after it are neighbours in their ring."""
 UNTIL_LOST = 3
@@ -177,6 +179,7 @@ def steady(comm: netfold.Communicator, seed: int, length: int, enough: Path) -> 
         exact = np.sum(draws, axis=0, dtype=np.int32) + np.int32(comm.size * number)
         check_data(total[:-1], exact, rank=comm.rank, operation=f"sum {number} of int32[{length}]")
         over = bool(total[-1])
+        time.sleep(PAUSE)  # the load's rate, not a wait for anything
     return {"operations": number, "digest": hashlib.sha256(total.tobytes()).hexdigest()}
 
 
