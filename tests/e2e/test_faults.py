@@ -22,7 +22,7 @@ from netfold.wire.operator import Status
 from support import needs
 from support.fabrics.fabrics import leafspine, threetier
 from support.sandboxes.steady import Steady
-from support.sandboxes.topo import ENGINES, in_sandbox, program
+from support.sandboxes.topo import ENGINES, ENGINES_LONG, in_sandbox, program
 from switch_support.bmv2 import slow_queue
 from switch_support.ports import wait_for
 
@@ -113,7 +113,7 @@ FLAPS = {"shorter than a time-out": 0.01, "longer": 0.4}
 """Seconds that a link is out; silence lets time-outs grow to NF_RTO_SILENT, 50 ms."""
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=200)
 def test_links_may_flap_in_the_middle(engine: Engine, tmp_path: Path) -> None:
     """A host's link and a link between switches go out and come back, for longer than time-outs and shorter, while

@@ -15,7 +15,7 @@ from netfold.topo.network import sandbox
 from support import needs
 from support.docs import combinations
 from support.fabrics.fabrics import leafspine
-from support.sandboxes.topo import ENGINES, in_sandbox, program
+from support.sandboxes.topo import ENGINES_LONG, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -31,7 +31,7 @@ OVERHEAD = 1.2
 because of that."""
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=200)
 def test_a_machine_of_two_ranks_sends_each_tensor_once(engine: Engine, tmp_path: Path) -> None:
     """4 machines of 2 ranks: exact everywhere, and every host link carries M each way, not 2 M."""

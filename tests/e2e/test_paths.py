@@ -17,7 +17,7 @@ from netfold.topo.network import sandbox
 from support import needs
 from support.fabrics.fabrics import leafspine
 from support.sandboxes import processes
-from support.sandboxes.topo import ENGINES, in_sandbox, program, undisturbed
+from support.sandboxes.topo import ENGINES, ENGINES_LONG, in_sandbox, program, undisturbed
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -59,7 +59,7 @@ def test_a_planned_all_to_all_loads_the_uplinks_of_each_leaf_alike(tmp_path: Pat
     assert max(loads) - mean < 0.1 * mean + FRAME * cell.retransmitted, cell
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=150)
 def test_a_link_that_breaks_in_an_all_to_all_is_left_by_the_hosts(engine: Engine, tmp_path: Path) -> None:
     """It swallows packets in silence, and no probe tells: time-outs move the pieces, all elements are right, and the

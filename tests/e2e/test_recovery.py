@@ -21,7 +21,7 @@ from netfold.wire.plan import Plan
 from support import needs
 from support.fabrics.fabrics import leafspine
 from support.sandboxes.steady import Steady
-from support.sandboxes.topo import ENGINES, in_sandbox
+from support.sandboxes.topo import ENGINES, ENGINES_LONG, in_sandbox
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -106,7 +106,7 @@ def test_a_switch_whose_native_process_hangs_is_repaired(tmp_path: Path) -> None
     assert len({end["operations"] for end in ends}) == 1
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=200)
 def test_a_link_that_drops_silently_is_found_by_the_ranks_alone(engine: Engine, tmp_path: Path) -> None:
     """No port tells of it and nobody probes: ranks whose repeats bring nothing have it looked at, and go on over the
@@ -121,7 +121,7 @@ def test_a_link_that_drops_silently_is_found_by_the_ranks_alone(engine: Engine, 
     assert len({end["operations"] for end in ends}) == 1
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=200)
 def test_a_spine_that_returns_carries_running_jobs_again(engine: Engine, tmp_path: Path) -> None:
     """It is killed, started again, and after a while the job's trees are where they were at first, all sums exact."""

@@ -14,7 +14,7 @@ from netfold.topo.network import sandbox
 from support import needs
 from support.fabrics.fabrics import leafspine
 from support.sandboxes.capture import Capture
-from support.sandboxes.topo import ENGINES, in_sandbox, program
+from support.sandboxes.topo import ENGINES_LONG, in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -27,7 +27,7 @@ ELEMENTS = {"softswitch": 100_003, "bmv2": 25_003}
 """Of the longest sum: BMv2, which only routes here, takes several times as much of a processor for a packet."""
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=200)
 def test_a_ring_over_queue_pairs_needs_no_tree(engine: Engine, tmp_path: Path) -> None:
     """Exact on every rank at 0 and 2 % loss on all links, TCP's set-up included, with no folding entry anywhere."""
