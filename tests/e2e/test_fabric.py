@@ -19,7 +19,7 @@ from netfold.topo.network import sandbox
 from support import needs
 from support.fabrics.fabrics import leafspine
 from support.sandboxes.capture import Capture
-from support.sandboxes.topo import ENGINES, in_sandbox, program
+from support.sandboxes.topo import ENGINES, ENGINES_LONG, in_sandbox, program
 from support.sandboxes.tshark import dissect
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
@@ -43,9 +43,9 @@ def fabric_of(engine: Engine, hosts: int = 4, *, loss: float = 0.0, seed: int = 
 @pytest.mark.parametrize("engine", ENGINES)
 @in_sandbox(timeout=200)
 def test_sums_are_exact_whatever_is_lost(engine: Engine, tmp_path: Path) -> None:
-    """At 0, 1 and 5 % on all links int32 is exact, float32 within the bound, and every rank has the same bits."""
+    """At 0 and 5 % on all links int32 is exact, float32 within the bound, and every rank has the same bits."""
     seen: dict[float, dict[str, object]] = {}
-    for loss in (0.0, 0.01, 0.05):
+    for loss in (0.0, 0.05):
         with Network(fabric_of(engine, loss=loss), logs=tmp_path / f"logs{loss}") as network:
             output = network.launch([*program("rank_sums.py"), "7"], job="sums").wait(within=150)
             lost = sum(link.a_to_b.lost + link.b_to_a.lost for link in network.status().links)
@@ -65,7 +65,7 @@ def trained(network: Network, spec: train.TrainingSpec) -> list[train.TrainingRe
     return [msgspec.json.decode(line, type=train.TrainingResult) for line in lines]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=200)
 def test_training_ends_with_the_weights_of_a_single_process(engine: Engine, tmp_path: Path) -> None:
     """All ranks have the same bits, 2 % loss changes none, and a single process is as near as quantisation allows.
@@ -108,12 +108,14 @@ def captured(engine: Engine, tmp_path: Path) -> list[tuple[str, bytes]]:
     return frames
 
 
+@pytest.mark.without("tshark")
 @pytest.mark.parametrize("engine", ENGINES)
 @in_sandbox(timeout=200)
 def test_every_packet_on_every_link_is_valid_rocev2(engine: Engine, tmp_path: Path) -> None:
     """Nothing else is on any link but TCP, by which ranks agree as they join that all of them can fold, ARP, by which
     the controller asks hosts for a sign of life where ranks get no results, and ICMP, by which a host that is done
-    refuses a late repeat; and scapy agrees with every length, checksum and ICRC, on every hop, both ways."""
+    refuses a late repeat; and scapy agrees with every length, checksum and ICRC, on every hop, both ways.  tshark,
+    where it is there, reads the headers as we wrote them."""
     from scapy.contrib.roce import BTH
     from scapy.layers.inet import ICMP, TCP
     from scapy.layers.l2 import Ether
@@ -123,7 +125,8 @@ def test_every_packet_on_every_link_is_valid_rocev2(engine: Engine, tmp_path: Pa
     seen: set[bytes] = set()
     opcodes: set[int] = set()
     agreed = 0
-    for interface, frame in captured(engine, tmp_path):
+    frames = captured(engine, tmp_path)
+    for interface, frame in frames:
         if frame in seen:
             continue
         seen.add(frame)
@@ -156,17 +159,16 @@ def test_every_packet_on_every_link_is_valid_rocev2(engine: Engine, tmp_path: Pa
     # without loss, too, a rank may have asked for a result that was on its way
     assert opcodes - {roce.Opcode.ACKNOWLEDGE} == {
         roce.Opcode.WRITE_FIRST, roce.Opcode.WRITE_MIDDLE, roce.Opcode.WRITE_LAST, roce.Opcode.WRITE_ONLY}
+    if needs.missing("tshark") is None:
+        tshark_reads(frames, tmp_path)
 
 
-@pytest.mark.needs("tshark")
-@pytest.mark.parametrize("engine", ENGINES)
-@in_sandbox(timeout=200)
-def test_tshark_reads_the_headers_of_every_packet_as_we_wrote_them(engine: Engine, tmp_path: Path) -> None:
+def tshark_reads(captured: list[tuple[str, bytes]], folder: Path) -> None:
     """Opcode, queue pair and PSN are the frame's, and there is an RETH where the opcode says so."""
-    ours = sorted({frame for _, frame in captured(engine, tmp_path) if frame[23] == socket.IPPROTO_UDP})
+    ours = sorted({frame for _, frame in captured if frame[23] == socket.IPPROTO_UDP})
     fields = ["infiniband.bth.opcode", "infiniband.bth.destqp", "infiniband.bth.psn", "infiniband.reth.dmalen"]
     assert len(ours) > 100
-    for frame, (opcode, qp, psn, length) in zip(ours, dissect(ours, fields, tmp_path), strict=True):
+    for frame, (opcode, qp, psn, length) in zip(ours, dissect(ours, fields, folder), strict=True):
         assert (int(opcode), int(qp, 0), int(psn)) == (
             frame[42], int.from_bytes(frame[47:50], "big"), int.from_bytes(frame[51:54], "big"))
         assert bool(length) == roce.Opcode(frame[42]).has_reth
