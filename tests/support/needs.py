@@ -25,7 +25,7 @@ __all__ = ["NEEDS", "Need", "hide", "missing", "of_reason", "reason", "require",
 
 DOWNLOAD_SECONDS: Final = 60.0
 """How long the packages of virtual machines may take before their tests are skipped; what came by then is kept."""
-_DOWNLOAD: Final = "from netfold.topo.rxe import packages; packages.kernel(); packages.userland()"
+_DOWNLOAD: Final = "import sys; from netfold.topo.rxe import packages; sys.exit(packages.lacking() or packages.fetch())"
 
 
 def _namespaces() -> str | None:
@@ -73,15 +73,9 @@ def _daemons(*names: str) -> Callable[[], str | None]:
 def _rxe() -> str | None:
     """Tried: packages that are not in the cache are downloaded, for a minute at most; in a sandbox they are there."""
     from netfold.topo.network import sandbox
-    from netfold.topo.rxe import packages
 
     if sandbox.inside():  # which has no network: the test is in it because all was there
         return None
-    try:
-        if (lacks := packages.lacking()) is not None:
-            return lacks
-    except packages.PackagesMissing as error:
-        return str(error)
     return tried_for(DOWNLOAD_SECONDS, [sys.executable, "-c", _DOWNLOAD])
 
 

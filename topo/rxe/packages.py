@@ -83,7 +83,7 @@ def lacking() -> str | None:
     if (lacks := lacking_programs()) is not None:
         return lacks
     try:
-        versions((*USERLAND, _kernel_package()))
+        _wanted()
     except PackagesMissing as error:
         return str(error)
     return None
@@ -97,6 +97,11 @@ def lacking_programs() -> str | None:
     if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
         return "/dev/net/tun is missing or not ours to open: sudo modprobe tun; this may need root"
     return None
+
+
+def _wanted() -> dict[str, str]:
+    """The version of each package that guests need: apt is asked for all at once.  Raises PackagesMissing."""
+    return versions((*USERLAND, _kernel_package()))
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
@@ -121,7 +126,7 @@ def fetch() -> None:
 def kernel() -> Kernel:
     """The distribution's newest kernel, downloaded where it is not in the cache.  Raises PackagesMissing."""
     package = _kernel_package()
-    folder = unpacked(package, versions([package])[package])
+    folder = unpacked(package, _wanted()[package])
     images = sorted((folder / "boot").glob("vmlinuz-*"))
     if len(images) != 1:
         raise PackagesMissing(f"{folder}: expected one /boot/vmlinuz-*, found {len(images)}")
@@ -140,7 +145,8 @@ def _bootable(image: Path, folder: Path) -> Path:
 
 def userland() -> Path:
     """A folder with all packages of USERLAND merged into one tree.  Raises PackagesMissing."""
-    parts = [unpacked(package, wanted) for package, wanted in versions(USERLAND).items()]
+    wanted = _wanted()
+    parts = [unpacked(package, wanted[package]) for package in USERLAND]
     name = hashlib.sha256("\n".join(part.name for part in parts).encode()).hexdigest()[:16]
     place = cache() / f"userland-{name}"
     with _building(place) as beside:
