@@ -64,6 +64,8 @@ class TerribleNetwork:
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._order = count()
         self._free: dict[Callable[[Any], None], int] = {}
+        self.disturbed = False
+        """True if anything but packets has happened, which may have changed any core; who has looked resets it."""
 
     def send(self, packet: Any, deliver: Callable[[Any], None]) -> None:
         """Puts a packet on a link."""
@@ -77,7 +79,7 @@ class TerribleNetwork:
             packet = packet._replace(marked=True)
         for _ in range(2 if self.rng.random() < self.duplicate else 1):
             late = self.rng.randrange(self.late) if self.rng.random() < self.reorder else 0
-            self.at(leaves + self.delay + late, lambda: deliver(packet))
+            heapq.heappush(self._queue, (leaves + self.delay + late, next(self._order), partial(deliver, packet)))
 
     def last_hop(self, payload: bytes) -> bytes:
         """The UDP payload as it reaches its host.  What the ICRC masks stays as it is."""
@@ -91,7 +93,12 @@ class TerribleNetwork:
 
     def at(self, when: int, call: Callable[[], None]) -> None:
         """Calls ``call`` once the clock says ``when``."""
-        heapq.heappush(self._queue, (when, next(self._order), call))
+
+        def disturb() -> None:
+            self.disturbed = True
+            call()
+
+        heapq.heappush(self._queue, (when, next(self._order), disturb))
 
     def next_time(self) -> int:
         """The time of the next event, or NEVER."""
@@ -152,6 +159,9 @@ class Fabric:
         """Data packets and NAKs that switches have sent."""
         self.frozen: set[int] = set()
         """Ranks that wait for new trees: nothing leaves them, nothing reaches them."""
+        self.reached: set[int] = set()
+        """Ranks at which a packet has arrived since somebody has looked."""
+        self._ports = {(core.address, core.port) for core in cores}
         self._layout, self.slots = layout, slots
         self.grow()
 
@@ -212,6 +222,7 @@ class Fabric:
             if rank in self.frozen:
                 return
             marked = isinstance(packet, Packet) and packet.marked
+            self.reached.add(rank)
             payload = self.network.last_hop(as_result(packet.build(connection), origin, core.address, core.port))
             core.receive(payload, self.network.now, origin, marked=marked)
 
@@ -219,7 +230,7 @@ class Fabric:
 
     def _from_host(self, up: Deliver) -> Callable[[bytes, int, str, int, str, int], None]:
         def enter(payload: bytes, ip_id: int, source: str, source_port: int, destination: str, port: int) -> None:
-            assert port in {core.port for core in self.cores if core.address == destination}
+            assert (destination, port) in self._ports
             check_icrc(payload, ip_id, source, source_port, destination, port)
             self.network.send(parse(payload), up)
 
@@ -282,18 +293,24 @@ def run(
     busy = [False] * len(cores)
     start = [late[rank] if late else 0 for rank in range(len(cores))]
 
-    def active(rank: int) -> bool:
-        # one that is done may have to repeat what others lack, over trees that were planned anew
-        core = cores[rank]
-        return rank not in fabric.frozen and (busy[rank] or not (core.finished() or core.failure().error))
-
+    active = [True] * len(cores)
+    """Ranks that are not done; one that is may have to repeat what others lack, over trees that were planned anew."""
+    due = [network.now] * len(cores)
+    """The time at which each has something to do, if nothing arrives before."""
+    network.disturbed = True
     while True:
+        if network.disturbed:
+            network.disturbed, due = False, [network.now] * len(cores)
         for rank, core in enumerate(cores):
+            if due[rank] > network.now and rank not in fabric.reached:
+                continue
             if busy[rank] and core.failure().error:
                 busy[rank], todo[rank] = False, []
+                network.disturbed = True
                 yield network.now
             if busy[rank] and core.finished() and rank not in fabric.frozen:
                 busy[rank] = False
+                network.disturbed = True
                 yield network.now
             if not busy[rank] and todo[rank] and network.now >= start[rank] and core.finished():
                 call = todo[rank].pop(0)
@@ -305,15 +322,18 @@ def run(
                         feedback=call.feedback, rank=rank,
                     )
                 busy[rank] = True
-            if active(rank):
+            active[rank] = rank not in fabric.frozen and (busy[rank] or not (core.finished() or core.failure().error))
+            due[rank] = NEVER
+            if active[rank]:
                 core.tick(network.now)
                 fabric.drain(rank, address(rank))
-        if not any(busy) and not any(todo) and not any(active(rank) for rank in range(len(cores))):
+                due[rank] = core.deadline()
+            if todo[rank] and not busy[rank]:
+                due[rank] = min(due[rank], start[rank])
+        fabric.reached.clear()
+        if not any(busy) and not any(todo) and not any(active):
             return
-        times = [network.next_time()]
-        times += [core.deadline() for rank, core in enumerate(cores) if active(rank)]
-        times += [start[rank] for rank in range(len(cores)) if todo[rank] and not busy[rank]]
-        then = max(min(times), network.now)
+        then = network.now if network.disturbed else max(min(network.next_time(), *due), network.now)
         assert then < limit, f"not done after {limit / SECOND:g} s: {[c.state(0, 1).results for c in cores]}"
         network.step(then)
 

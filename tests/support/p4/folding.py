@@ -40,6 +40,7 @@ class P4Fabric(Wires):
         sizes = slots.Sizes(data=64, agreement=16)
         self.allocator = slots.Allocator(self.engines, sizes, random.Random(5))
         self.frozen: set[int] = set()
+        self.reached: set[int] = set()
         self.credits = credits or [None] * hosts
         self.ports = ports or [roce.UDP_PORT] * hosts
         self.write(tables.guard_entries(self.fabric))
@@ -81,6 +82,7 @@ class P4Fabric(Wires):
 
     def hear(self, rank: int, payload: bytes, origin: Origin, *, marked: bool) -> None:
         """Passes what arrived to a host's core."""
+        self.reached.add(rank)
         self._core[rank].receive(payload, self.network.now, origin, marked=marked)
 
 
