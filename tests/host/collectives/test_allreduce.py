@@ -115,6 +115,7 @@ def test_all_ranks_get_the_same_bits(name: str, ranks: int, seed: int, op: Reduc
 
 
 @pytest.mark.parametrize("name", sorted(ALLREDUCE))
+@pytest.mark.long
 @pytest.mark.slow
 def test_sixty_four_megabytes_are_exact(name: str) -> None:
     """The largest size of the survey on a number of ranks that is no power of two, with int32, so that any mistake
