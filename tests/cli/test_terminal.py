@@ -76,7 +76,7 @@ COMMANDS = [
     ("netfold.cli", "plan", "--help"), ("netfold.cli", "plan", "--no-such-option"), ("softswitch", "run", "--help"),
 ]
 RUN = f"""
-import os, runpy, sys
+import asyncio, grpc, importlib.metadata, msgspec, numpy, os, runpy, sys  # which know nothing of terminals
 for module, *arguments in {COMMANDS!r}:
     print("\\n$", module, *arguments, flush=True)
     if os.fork() == 0:
@@ -88,7 +88,8 @@ for module, *arguments in {COMMANDS!r}:
 
 
 def test_commands_in_a_pipe_print_the_same_in_every_shell() -> None:
-    """Plans, help and usage errors; each command runs in a fork, as nothing that it imports is imported before."""
+    """Plans, help and usage errors; each command runs in a fork, in which nothing that may look at the shell's width is
+    imported before."""
     narrow, wide, unset = (printed([sys.executable, "-c", RUN], columns) for columns in ("40", "200", None))
     assert narrow == wide == unset
     assert "Traceback" not in unset
