@@ -151,7 +151,8 @@ def test_every_packet_on_every_link_is_valid_roce() -> None:
 @pytest.mark.needs("tshark")
 def test_tshark_and_scapy_agree_with_every_packet(tmp_path: Path) -> None:
     """Two implementations that know nothing of us dissect what is on the links of a run with losses: opcodes, queue
-    pairs, PSNs, RETH and AETH are what our own parser says, and scapy makes the same ICRC anew."""
+    pairs, PSNs, RETH and AETH are what our own parser says, and scapy makes the same ICRC anew, of some
+    of each kind."""
     scapy = pytest.importorskip("scapy.all", reason=needs.reason("scapy"))
     from scapy.contrib.roce import BTH
 
@@ -164,7 +165,7 @@ def test_tshark_and_scapy_agree_with_every_packet(tmp_path: Path) -> None:
     fields = ["opcode", "destqp", "psn", "a"]
     names = [f"infiniband.bth.{field}" for field in fields] + [
         "infiniband.reth.dmalen", "infiniband.aeth.syndrome", "infiniband.aeth.msn"]
-    syndromes = set()
+    syndromes, kinds = set(), set()
     for frame, row in zip(frames, dissect(frames, names, tmp_path), strict=True):
         packet = Packet.parse(frame)
         assert packet is not None
@@ -174,6 +175,10 @@ def test_tshark_and_scapy_agree_with_every_packet(tmp_path: Path) -> None:
         assert values[4] == (packet.reth.length if packet.reth else "")
         assert values[5:] == ([packet.syndrome, packet.msn] if packet.syndrome is not None else ["", ""])
         syndromes.add(packet.syndrome)
+        kind = packet.opcode, packet.syndrome, packet.ack_req, len(packet.payload), packet.psn % 16
+        if kind in kinds:  # scapy takes a millisecond for each of thousands
+            continue
+        kinds.add(kind)
         seen = scapy.Ether(frame)
         assert (seen[BTH].opcode, seen[BTH].psn, seen[BTH].dqpn) == (packet.opcode, packet.psn, packet.queue_pair)
         wire = seen[BTH].icrc

@@ -20,6 +20,7 @@ from netfold.fabric.folding import pools, slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import CPU_PORT
 from support.p4.program import p4_defines
+from switch_support.p4 import basic
 
 
 def test_a_missing_p4c_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +73,12 @@ def test_every_entry_fits_the_program() -> None:
     check_names(pipeline.build("softswitch", faults=True))
 
 
+@pytest.mark.needs("p4c")
+def test_every_entry_fits_the_program_of_p4c() -> None:
+    """The same, as p4c compiles it."""
+    check_names(pipeline.build("bmv2", faults=True))
+
+
 def test_only_a_fabric_with_a_faulty_link_gets_a_program_with_faults() -> None:
     """Without them the program lacks their tables and counters, and what is asked of those is left out."""
     whole, faulty = leafspine(1, 0, 2), leafspine(1, 0, 2, loss=0.01)
@@ -117,12 +124,12 @@ def test_a_broken_program_shows_the_compilers_words(tmp_path: Path) -> None:
 def test_p4c_compiles_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second build comes from the cache, equal; a broken program shows p4c's words."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first = pipeline.build("bmv2", faults=True)
-    check_names(first)
-    monkeypatch.setattr(pipeline, "_p4c", None)
-    assert pipeline.build("bmv2", faults=True) == first
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    small = tmp_path / "small.p4"
+    small.write_text(basic())
+    first = pipeline.build("bmv2", small)
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "_p4c", None)
+        assert pipeline.build("bmv2", small) == first
     broken = tmp_path / "broken.p4"
     broken.write_text("control C( {}")
     with pytest.raises(PipelineError, match=r"broken\.p4.*exit status(.|\n)*syntax error"):
