@@ -28,7 +28,7 @@ from netfold.topo.network.planes import Planes, on_plane, side_by_side
 from netfold.topo.processes.ranks import Ranks
 
 pytestmark = pytest.mark.timeout(200)
-SIZES = {"softswitch": ("100mbit", 4 << 20), "bmv2": ("10mbit", 512 << 10)}
+SIZES = {"softswitch": ("100mbit", 2 << 20), "bmv2": ("10mbit", 512 << 10)}
 
 PAUSE = 0.01
 """Seconds that ranks compute in a step, for which others have the processor."""
