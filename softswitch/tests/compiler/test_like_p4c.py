@@ -282,6 +282,7 @@ def test_p4c_was_asked_about_every_case() -> None:
 
 
 @pytest.mark.needs("p4c")
+@pytest.mark.slow
 def test_the_cases_are_p4cs(tmp_path: Path) -> None:
     """p4c takes what is said here to be taken, and refuses the rest: new cases, and some that were asked before."""
     seed = random.randrange(1 << 32)

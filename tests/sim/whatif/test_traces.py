@@ -170,6 +170,7 @@ def group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_pytorchs_execution_trace_is_read_with_its_profile(group: None, tmp_path: Path) -> None:
     """What torch itself writes of two steps of DistributedDataParallel and an allreduce: kinds, bytes, and waits."""
     import torch
