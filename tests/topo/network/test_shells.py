@@ -17,10 +17,10 @@ from netfold.topo.processes.failures import WiringError  # noqa: E402
 
 
 class Interrupted(WatchedShell):
-    """A node whose shell gets Ctrl-C before it has a session of its own."""
+    """A node whose shell is killed before its first prompt, as Ctrl-C kills one that has no session of its own."""
 
     def _popen(self, cmd: list[str], **params: Any) -> subprocess.Popen[bytes]:
-        return super()._popen(["sh", "-c", "kill -INT $$"], **params)  # type: ignore[no-any-return]
+        return super()._popen(["sh", "-c", "kill -KILL $$"], **params)  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def node() -> Iterator[WatchedShell]:
 @pytest.mark.timeout(20)
 def test_a_shell_that_ends_before_its_first_prompt_is_an_error() -> None:
     """Mininet waits for the prompt for ever."""
-    with pytest.raises(WiringError, match=r"node n1: expected its shell .* but it ended with status -2: start "):
+    with pytest.raises(WiringError, match=r"node n1: expected its shell .* but it ended with status -9: start "):
         Interrupted("n1", inNamespace=False)
 
 
