@@ -31,6 +31,8 @@ PORT: Final = 29_262
 """The port at which each rank listens, in the namespace of its host."""
 SUBFLOW_SECONDS: Final = 1.0
 """Seconds after which a further subflow does not come any more."""
+SETTLED: Final = 0.5
+"""Seconds after which a subflow is not refused any more: the kernel counts it as soon as it asks for it."""
 _SOL_MPTCP, _MPTCP_INFO = 284, 1  # as the kernel numbers them
 
 
@@ -131,9 +133,12 @@ def _connected(address: tuple[str, int], further: int, timeout: float, rank: int
         sock = mptcp_socket()
         sock.settimeout(timeout)
         sock.connect(address)
-        until = time.monotonic() + SUBFLOW_SECONDS
-        while (have := subflows(sock)) < further and time.monotonic() < until:
-            time.sleep(0.01)  # the kernel tells by no event that it has one more
+        have, since = 0, time.monotonic()
+        lacking = since
+        while lacking < since + SUBFLOW_SECONDS and (now := time.monotonic()) < lacking + SETTLED:
+            if (have := subflows(sock)) < further:
+                lacking = now
+            time.sleep(0.01)  # the kernel tells by no event that it has one more, or one less
         if have >= further:
             sock.sendall(b"!")
             return sock

@@ -83,7 +83,7 @@ def test_both_engines_take_the_same_options_for_mutual_tls(engine: str, tmp_path
         assert not answers(address, other.trusted(authority.issue("controller2")))
         assert not answers(address, None)
     finally:
-        process.terminate()
+        process.kill()
         process.wait(BOUND)
 
 

@@ -32,6 +32,8 @@ LOGS: Final = 16
 """Most logs that are shown, the latest written first: as many as one fabric has."""
 BOUND: Final = 60.0
 """Seconds that a coroutine may take; nothing in one should take them."""
+LAST_WAITING: Final = 0.75
+"""The part of the files among which those with tests in namespaces are spread."""
 HIDDEN: Final = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 """The folder behind which `--without` hides programs and modules."""
 
@@ -102,17 +104,31 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What a test needs can be selected by its name, as in `-m bmv2`.  Those marked `long` are skipped without
     `--long`.
-
-    Files with tests in namespaces come last: by then, where workers share the tests (`make test`), all that would
-    compute beside them is done.
     """
-    late = {item.path for item in items if item.get_closest_marker("netns")}
-    items.sort(key=lambda item: item.path in late)
+    place = _places(items)
+    items.sort(key=lambda item: place[item.path])
     for item in items:
         for name in needed(item):
             item.add_marker(name)
         if item.get_closest_marker("long") and not config.getoption("--long"):
             item.add_marker(pytest.mark.skip(reason="runs with --long (make test-long)"))
+
+
+def _places(items: list[pytest.Item]) -> dict[Path, float]:
+    """A number for each file, by which they are sorted: tests in namespaces, which mostly wait, go beside those that
+    compute, where several workers share the tests (`make test`).
+
+    The last quarter has none of them, since they are the longest.  Files with a test that is to be `alone` come last:
+    by then, nothing computes beside it.
+    """
+    alone = {item.path for item in items if item.get_closest_marker("alone")}
+    waiting = dict.fromkeys(item.path for item in items if item.get_closest_marker("netns") and item.path not in alone)
+    computing = dict.fromkeys(item.path for item in items if item.path not in waiting and item.path not in alone)
+    return {
+        **dict.fromkeys(alone, 1.0),
+        **{path: number / len(computing) for number, path in enumerate(computing)},
+        **{path: LAST_WAITING * number / len(waiting) for number, path in enumerate(waiting)},
+    }
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

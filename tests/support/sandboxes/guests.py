@@ -31,6 +31,8 @@ TOOL_SECONDS: Final = 120.0
 TOOL_PORT: Final = 18515
 """TCP port of the tools of verbs, on which they exchange their queue pairs."""
 SEED: Final = 11
+READINGS: Final = 4
+"""Looks at counters, LOOK apart, after which they rest."""
 _IP, _BTH, _AETH = 14, 42, 54
 """Offsets in a frame."""
 _NAKS: Final = 0x20
@@ -91,13 +93,13 @@ class Jobs:
         return {switch.name: switch.folded.first for switch in self._network.status().switches}
 
     def at_rest(self) -> dict[str, int]:
-        """The same, once two readings are equal: a switch that is short of time counts packets after it has sent
+        """The same, once READINGS in turn are equal: a switch that is short of time counts packets after it has sent
         them."""
-        found: list[dict[str, int]] = [{}]
+        found: list[dict[str, int]] = []
 
         def equal(status: Status) -> bool:
             found.append({switch.name: switch.folded.first for switch in status.switches})
-            return found[-1] == found[-2]
+            return found[-READINGS:] == [found[-1]] * READINGS
 
         self.until("counters at rest", equal)
         return found[-1]
