@@ -50,18 +50,20 @@ def started(name: str, place: int = 0, *, counted: bool = True) -> Callable[[Met
 
 
 def _recorded(name: str, inputs: list[torch.Tensor], how: Callable[[], Any]) -> Any:
-    """Makes a call; the profiler records it from its beginning to the end of the returned work."""
-    record, caller = Record(name, inputs), threading.get_ident()
-    record.__enter__()
+    """Makes a call, which the profiler records from its beginning."""
+    # Torch ends the record of a thread whose profiler is off, such as that of a communicator, when it frees the record.
+    # So this list alone holds it: freed by the caller's thread, the event would not be an asynchronous one.
+    records, caller = [Record(name, inputs)], threading.get_ident()
+    records[0].__enter__()
     try:
         work = how()
     except BaseException:
-        record.__exit__(None, None, None)
+        records.pop().__exit__(None, None, None)
         raise
     ended = threading.Event()
 
     def end() -> None:
-        record.__exit__(None, None, None)
+        records.pop().__exit__(None, None, None)
         ended.set()
 
     def over() -> None:

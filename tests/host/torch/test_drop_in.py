@@ -68,7 +68,7 @@ def test_every_call_does_the_same_in_every_mode(found: list[dict[str, Any]]) -> 
 
 
 def test_the_profiler_sees_every_call(found: list[dict[str, Any]]) -> None:
-    """Each is an event of its own, with the shapes of its inputs, from the call to its end on another thread."""
+    """Each is an event of its own, with the shapes of its inputs, which the caller's thread does not end."""
     events = {
         "all_reduce": ("all_reduce", [[6]]), "broadcast, strided": ("broadcast", [[6]]), "gather": ("gather", [[6]]),
         "all_gather": ("all_gather", [[6]]), "all_gather_into_tensor": ("all_gather", [[6]]),
