@@ -112,7 +112,10 @@ class Digits(msgspec.Struct, frozen=True):
 
 def save_digits(path: Path) -> None:
     """Write the digits that scikit-learn brings (1797 images of 8 x 8) to a file that ranks load quickly.  Its own
-    file is read, since an import of scikit-learn takes a second of a processor.  Raises ModuleNotFoundError."""
+    file is read, since an import of scikit-learn takes a second of a processor.
+
+    Raises ModuleNotFoundError without scikit-learn, OSError where its file is not where it was.
+    """
     import gzip
     from importlib.util import find_spec
 

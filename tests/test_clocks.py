@@ -39,7 +39,7 @@ READERS = {
 """Modules that may read the wall clock, and what for."""
 WALL = {"time", "time_ns", "localtime", "gmtime", "ctime", "strftime"}
 LIKELY = re.compile(rf"\btime\s*\.\s*({'|'.join(sorted(WALL))})\b|\b(date|datetime)\s*\.|\bfrom\s+time\b")
-"""What a text has that reads it: only such a one is parsed."""
+"""A word that each source has which reads the clock; sources without one are not parsed."""
 
 
 def reads_wall_clock(tree: ast.AST) -> Iterator[int]:

@@ -190,7 +190,7 @@ class Reform(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds to wait for the other ranks."""
     secret: Secret = Secret()
     rails: RailEnds = []
-    """As in `Join`, for the new incarnation."""
+    """The rails of `Join`, for the new incarnation."""
 
 
 class Reformed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -128,7 +128,7 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str = ""
     """Name of its host in the fabric file, for messages; empty: no controller has planned the job."""
     rails: list[RailEnd] = []
-    """As in `Join`."""
+    """The rails of `Join`."""
 
     @property
     def where(self) -> str:

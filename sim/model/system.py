@@ -84,7 +84,7 @@ class ModelSystem:
         )
 
     def _kept(self, sent: list[int], matters: Callable[[int, int], bool]) -> tuple[int, ...]:
-        """What each sender has sent, without packets that do not matter."""
+        """The packets of each sender, without those that do not matter."""
         if not any(sent):
             return tuple(sent)
         return tuple([sum([1 << psn for psn in bits(one) if matters(sender, psn)]) for sender, one in enumerate(sent)])

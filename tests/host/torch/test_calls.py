@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the profiler has of a call."""
+"""The events of calls in torch's profiler."""
 
 from __future__ import annotations
 

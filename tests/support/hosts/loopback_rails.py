@@ -28,7 +28,7 @@ from support.hosts.verbs_jobs import VerbsJobs
 NAMES = "abcdef"
 STALL = "5"
 LINKS: Final = Measured(LinkCost(1e-4, 1e-9, 1e-10), 1.0)
-"""What every link counts as: to measure those of all planes takes longer than all else that a job does here."""
+"""The cost that every link counts as.  A job would need more time to measure its links than for all else here."""
 
 
 def known_links() -> AbstractContextManager[object]:

@@ -28,7 +28,7 @@ RANKS: Final = (*forked_program.JOINING, "netfold.host.api.several_rails", "netf
                 "netfold.topo.processes.rank_program")
 TORCH: Final = (forked_program.TRAINING, "torch.distributed.fsdp", "torch.distributed.optim",
                 "torch.distributed.tensor.parallel", "netfold.torch")
-"""What fork servers of ranks with torch are to import (conftest.py, `torch_in_forks`)."""
+"""Modules that fork servers of ranks with torch import (conftest.py, `torch_in_forks`)."""
 IMPORTED: Final = {ranks.FORKS.modules: RANKS, TORCH: (*RANKS, *TORCH), switches.FORKS.modules: switches.FORKS.modules}
 """What processes import for each kind of fork servers, by what those are to import."""
 START_SECONDS: Final = 180.0

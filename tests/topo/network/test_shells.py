@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a node whose shell ends."""
+"""Errors of a node whose shell ends."""
 
 from __future__ import annotations
 
