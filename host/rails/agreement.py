@@ -145,7 +145,9 @@ class Agreements:
         is then in ``result``; else the rail is dead, and the agreement is to be run over another one.  Raises what ends
         everything."""
         rails, state = self._rails, self._state
-        if isinstance(failure, RankMismatch) or rails.stopped is not None:
+        if isinstance(failure, RankMismatch):
+            rails.stop_mismatched(failure)
+        if rails.stopped is not None:
             raise failure
         if not isinstance(failure, Fenced):
             rails.broken.setdefault(rail, failure)

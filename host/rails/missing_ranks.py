@@ -59,11 +59,11 @@ class MissingRankDetector:
             if answer.outcome is AgreementOutcome.GAVE_UP:
                 name, _, why = answer.result.decode(errors="replace").partition(" ")
                 kind = next((kind for kind in VERDICTS if kind.__name__ == name), CollectiveTimeout)
-                raise self._give_up(kind(f"{why} (so rank {rank} found)"), why)
+                raise self.give_up(kind(f"{why} (so rank {rank} found)"), why)
             if answer.outcome is AgreementOutcome.OTHERWISE:
                 why = (f"{ranks([rank])} carries a long operation where another rank has a short one; call the same "
                        "operations in the same order on every rank, then join anew")
-                raise self._give_up(RankMismatch(why), why)
+                raise self.give_up(RankMismatch(why), why)
         return answers
 
     def awaited(self, answers: Mapping[int, Answer]) -> list[int]:
@@ -91,7 +91,7 @@ class MissingRankDetector:
         gone = [rank for rank in self._channel.refused() if rank in silent]
         self.check_job(quiet)
         if gone:
-            raise self._give_up(PeerLost(why := f"{_are(gone)} gone: nobody listens there any more"), why)
+            raise self.give_up(PeerLost(why := f"{_are(gone)} gone: nobody listens there any more"), why)
         if quiet <= self.timeout:
             return
         absent = [rank for rank, answer in sorted(answers.items()) if answer.outcome is AgreementOutcome.ABSENT]
@@ -102,7 +102,7 @@ class MissingRankDetector:
             missing += [f"{_are(behind)} behind, and waits for others without telling for whom"]
         if missing:
             why = f"nothing moved for {self.timeout:g} s: {'; '.join(missing)}"
-            raise self._give_up(CollectiveTimeout(why), why)
+            raise self.give_up(CollectiveTimeout(why), why)
 
     def check_job(self, quiet: float, *, left: bool = True) -> None:
         """Raises what has ended the job on all planes, where nothing has moved for ``quiet`` seconds, which are many
@@ -111,9 +111,13 @@ class MissingRankDetector:
         left  whether a rank that has left in order ends it: it may be none of a group's
         """
         if quiet > GONE_SECONDS and (error := self._job_error(left)) is not None:
-            raise self._give_up(type(error)(str(error)), str(error))
+            raise self.give_up(type(error)(str(error)), str(error))
 
-    def _give_up(self, error: NetFoldError, why: str) -> NetFoldError:
+    def give_up(self, error: NetFoldError, why: str) -> NetFoldError:
+        """Answers every later question of the other ranks with this error.  Returns it.
+
+        why  its text for them
+        """
         self._state.give_up(f"{type(error).__name__} {why}".encode())
         return error
 

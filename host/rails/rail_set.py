@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from netfold.host import shared_log
-from netfold.host.errors import NetFoldError, PeerLost, RailDown, TransportError
+from netfold.host.errors import NetFoldError, PeerLost, RailDown, RankMismatch, TransportError
 from netfold.host.mesh.mesh import WAIT_SECONDS, ranks
 from netfold.host.operation.coding import Coding
 from netfold.host.operation.rail import Rail, RailStats
@@ -218,6 +218,12 @@ class RailSet:
     def stop(self, error: BaseException) -> None:
         """Ends whatever the rails are doing, for good."""
         self.stopped = error
+
+    def stop_mismatched(self, error: RankMismatch) -> None:
+        """The same where this rank has seen that another one calls something else.  The other ranks may have seen
+        nothing of it, and learn it when they ask why nothing moves."""
+        self._detector.give_up(error, first_line(error))
+        self.stop(error)
 
     # ---- failure and reopening ---------------------------------------------------------------------------------------
     def mark_down(self, dead: Mapping[int, NetFoldError]) -> None:

@@ -140,7 +140,7 @@ class StripeThreads:
         except NetFoldError as error:
             part.error = error
             if isinstance(error, RankMismatch):
-                self._rails.stop(error)
+                self._rails.stop_mismatched(error)
         finally:
             part.seconds, part.processor = self._clock() - begin, time.thread_time() - used
             self._state.leave_rail(rail, failure=part.error)

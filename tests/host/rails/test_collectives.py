@@ -20,6 +20,7 @@ from netfold.host.operation.request import RowsRequest
 from netfold.host.rails.cut import CutCollective
 from netfold.host.rails.open_rail import OpenRail
 from netfold.host.rails.rail_peers import SHORT_BYTES, RailPeers
+from netfold.host.rails.shares import Figure
 from netfold.host.selection.peers import Peers
 from netfold.testing import on_every_rank
 from support.hosts.loopback_rails import carried, even, loopback_rails
@@ -360,14 +361,31 @@ def test_ranks_that_call_different_collectives_learn_it() -> None:
                 assert "something else; call the same operations" in str(said)
 
 
+@pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("kinds", [["tcp", "tcp"], ["innet", "tcp"]], ids="+".join)
-def test_a_short_collective_against_a_long_one_is_told_on_both(kinds: Any) -> None:
-    """Ranks whose sizes lie on either side of the bound between a sum and a cut operation do not wait in vain."""
+def test_a_short_collective_against_a_long_one_is_told_on_both(kinds: Any, cut: bool) -> None:
+    """Ranks whose sizes lie on either side of the bound between a sum and a cut operation do not wait in vain, whether
+    one rail carries the sum or several cut it."""
     most = SHORT_BYTES - 1024
     with loopback_rails(kinds, 2) as comms:
+        even(comms)
+        if not cut:
+            comms[0].rails.shares.figures = [Figure(1e-4, 1e6), Figure(1e-4, 1.0)]  # type: ignore[union-attr]
         for said in on_every_rank(comms, lambda comm: comm.broadcast(np.zeros(most + 4096 * comm.rank, np.uint8))):
             assert isinstance(said, RankMismatch), said
             assert "call the same operations in the same order on every rank" in str(said)
+
+
+@pytest.mark.parametrize("size", [8, 20_000])
+def test_a_rank_that_hears_nothing_of_a_mismatch_learns_it_from_one_that_does(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of ranks in a ring, one receives what it does not expect; those that wait for it raise the same kind of error."""
+    monkeypatch.setattr("support.hosts.loopback_rails.STALL", "1")
+    with loopback_rails(["tcp", "tcp"], WORLD) as comms:
+        even(comms)
+        said = on_every_rank(comms, lambda comm: comm.allreduce(np.ones(size + 4 * (comm.rank == 1), np.int32)))
+        assert all(isinstance(error, RankMismatch) for error in said), said
 
 
 def test_a_long_collective_against_another_call_ends_on_every_rank() -> None:
