@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of a rank's packets (host/native/order.h): what it says of its own, and what it takes for lost."""
+"""The order of a rank's packets (host/native/order.h): what it says of its own, and what it takes for lost or late
+(host/native/stream.c)."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from netfold.host.innet.abi import DATA
 from netfold.host.innet.core import Core
 from netfold.host.innet.slot_switch import NO_LANES, Nak, Packet, parse
 from netfold.host.native.library import Origin
@@ -34,14 +36,14 @@ def test_an_order_says_the_packet_before_or_nothing(psn: int, previous: int) -> 
 
 
 class Rank:
-    """Rank 0 of two, which has sent all that it has to send of one sum of int32."""
+    """Rank 0 of two, which has sent what its window lets it of one sum of int32."""
 
-    def __init__(self) -> None:
+    def __init__(self, packets: int = SENT) -> None:
         self.now = MICROSECOND
         trees = plan_trees(0, 2, psn=FIRST)
         self.core = Core(address(0), 2, trees)
         self.plan = trees[0].data
-        source = np.zeros(SENT * roce.LANES, np.int32)
+        source = np.zeros(packets * roce.LANES, np.int32)
         self.core.start(1, source, np.empty_like(source), 1.0, self.now)
         self.sent = self.leaving()
 
@@ -103,3 +105,33 @@ def test_a_result_that_its_switch_has_not_sent_yet_is_not_asked_for(rank: Rank) 
     rank.result(1, order=1 - 1 - 2)
     rank.result(3, order=3 - 1 - 1)
     assert rank.leaving() == []
+
+
+def test_what_later_packets_have_overtaken_is_asked_for_after_a_quarter_of_its_time() -> None:
+    """Results without which others came are overdue once a packet is answered that left after they were found missing;
+    the rank that repairs them has a quarter more of the time since."""
+    rank = Rank(80)
+    came, times = -1, {}
+    for number in [*range(8), 21, *range(8, 16)]:
+        rank.result(number, order=number - 1 - came)
+        came, times[number] = number, rank.now
+        rank.sent += rank.leaving()
+    assert len(rank.sent) == 48
+    rank.result(40, order=40 - 1 - came)
+    rank.now += (rank.now - times[21]) // 4 - 1  # from then on 16 to 20 were missing
+    rank.core.tick(rank.now)
+    assert rank.leaving() == []
+    rank.now += 1
+    rank.core.tick(rank.now)
+    assert rank.leaving() == [Nak(psn(number), psn(number + 1)) for number in range(16, 21)]
+
+
+def test_the_answer_to_a_repeat_is_no_round_trip(rank: Rank) -> None:
+    """It may answer the first packet as well as the second (Karn's algorithm)."""
+    rank.now += 1000 * MICROSECOND
+    rank.result(0)
+    measured = rank.core.state(0, DATA).srtt
+    rank.take(Nak(psn(1), psn(2)))
+    assert len(rank.leaving()) == 1
+    rank.result(1)
+    assert rank.core.state(0, DATA).srtt == measured > 1000 * MICROSECOND
