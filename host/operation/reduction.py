@@ -122,3 +122,6 @@ class Reduction:
 
 INT32_SUM: Final = Reduction("sum", "int32")
 """The sum of integers, which is the same in whatever order ranks are added."""
+FILLED_IN: Final = Reduction("sum", "int32", "uint8")
+"""The sum of integers where each rank fills in its own and zeros for the others.  No caller can ask for it, so that
+ranks notice where one of them calls a sum of as many integers."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The answering side of the out-of-band channel (``out_of_band``), on a thread of its own.
 
-    question   kind 1 | position 8 | rail 4
+    question   kind 1 | position 8 | rail 4 | call 4
     answer     outcome 1 | age in microseconds 8 (all ones: infinite) | bytes 8         then the bytes of a result
 
 Only callers that have proven to be ranks of the job are answered; of others so many are kept, each for so long
@@ -27,7 +27,7 @@ from netfold.host.mesh.handshake import HandshakeRefused, Identity, Outcome, Res
 from netfold.host.mesh.unproven import UnprovenLimit
 from netfold.host.rails.rank_state import Answer, Question, QuestionKind
 
-QUESTION: Final = struct.Struct("!BQI")
+QUESTION: Final = struct.Struct("!BQII")
 ANSWER: Final = struct.Struct("!BQQ")
 FOREVER: Final = (1 << 64) - 1
 SEND_SECONDS: Final = 1.0
@@ -63,9 +63,9 @@ class _Caller:
             return
         self._data += more
         while len(self._data) >= QUESTION.size:
-            kind, position, rail = QUESTION.unpack_from(self._data)
+            kind, position, rail, call = QUESTION.unpack_from(self._data)
             del self._data[: QUESTION.size]
-            said = answer(Question(QuestionKind(kind), position, rail))
+            said = answer(Question(QuestionKind(kind), position, rail, call))
             micros = FOREVER if math.isinf(said.age) else int(said.age * 1e6)
             self._socket.sendall(ANSWER.pack(said.outcome, micros, len(said.result)) + said.result)
 

@@ -10,13 +10,17 @@ and what it overwrites.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from msgspec import structs
 
+from netfold.host.mesh.mesh import ranks
+from netfold.host.mesh.operations import SAME_ORDER_HINT
 from netfold.host.operation.arrays import Flat
+from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails.rail_set import WatchedRail
 from netfold.host.selection.peers import Peers
@@ -32,8 +36,12 @@ Kept = list[tuple[Flat, Flat]]
 class CutOperation(Protocol):
     """An operation of ``size`` units of ``unit`` bytes, the same on all ranks; a part is a range of units.
 
+    what       the operation in words, the same on all ranks that call the same
     lane_bits  of its lanes, on the rails that have lanes so narrow
     """
+
+    @property
+    def what(self) -> str: ...
 
     @property
     def size(self) -> int: ...
@@ -54,6 +62,24 @@ class CutOperation(Protocol):
         """
 
 
+def call_number(what: str) -> int:
+    """A number of 31 bits, not 0, by which ranks notice that they call different operations.
+
+    what  the operation in words, the same on all ranks that call the same
+    """
+    return zlib.crc32(what.encode()) >> 1 or 1
+
+
+def mismatch(rank: int, what: str, others: Sequence[int]) -> str:
+    """The message of a rank that calls this where these others call something else."""
+    return f"rank {rank} calls {what}, and {ranks(others)} something else; {SAME_ORDER_HINT}"
+
+
+def reduced(size: int, reduction: Reduction) -> str:
+    """A reduction of so many elements in words."""
+    return f"{reduction.op} of {size} x {reduction.said}"
+
+
 class CutAllreduce:
     """An allreduce of flat arrays; a unit is an element."""
 
@@ -61,6 +87,7 @@ class CutAllreduce:
         self._request = request
         self._in_place = request.in_place
         self.size, self.unit, self.lane_bits = request.source.size, request.source.itemsize, request.coding.lane_bits
+        self.what = f"{reduced(self.size, request.reduction)} in lanes of {self.lane_bits} bits"
 
     def keep(self, part: slice) -> Kept:
         source, residual = self._request.source, self._request.feedback
@@ -82,6 +109,7 @@ class CutCollective:
     """A collective other than an allreduce; a unit is a byte of ``size``.
 
     kind         its name; operations of one kind share what rails cost
+    what         as of ``CutOperation``
     size         bytes of the operation, the same on all ranks
     over         makes a part of it with a rail's ranks, between the hosts
     folded       makes a part of it through the switches of a rail that carries rows, given that rail, the part and the
@@ -91,6 +119,7 @@ class CutCollective:
     """
 
     kind: str
+    what: str
     size: int
     over: Callable[[Peers, Part], None]
     overwritten: Callable[[Part], Sequence[Flat]] = lambda part: ()

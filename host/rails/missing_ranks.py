@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
 from netfold.host.mesh.mesh import ranks
+from netfold.host.mesh.operations import SAME_ORDER_HINT
 from netfold.host.rails.rank_state import (
     ARBITER,
     AgreementOutcome,
@@ -61,8 +62,7 @@ class MissingRankDetector:
                 kind = next((kind for kind in VERDICTS if kind.__name__ == name), CollectiveTimeout)
                 raise self.give_up(kind(f"{why} (so rank {rank} found)"), why)
             if answer.outcome is AgreementOutcome.OTHERWISE:
-                why = (f"{ranks([rank])} carries a long operation where another rank has a short one; call the same "
-                       "operations in the same order on every rank, then join anew")
+                why = f"{ranks([rank])} calls something else than another rank; {SAME_ORDER_HINT}"
                 raise self.give_up(RankMismatch(why), why)
         return answers
 

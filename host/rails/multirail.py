@@ -22,18 +22,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from netfold.host.errors import Closed, NetFoldError, RailDown
+from netfold.host.errors import Closed, NetFoldError, RailDown, RankMismatch
 from netfold.host.mesh.mesh import ranks
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.rail import Flat, RailStats, folds
-from netfold.host.operation.reduction import INT32_SUM, Reduction
+from netfold.host.operation.reduction import FILLED_IN, Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails import policy as settings
 from netfold.host.rails import rail_report, striping
 from netfold.host.rails.account import Account, RailUse
 from netfold.host.rails.agreement import Agreements
 from netfold.host.rails.brief_calls import LATE_FACTOR, BriefCalls, BriefListeners
-from netfold.host.rails.cut import CutAllreduce, CutCollective, CutOperation
+from netfold.host.rails.cut import CutAllreduce, CutCollective, CutOperation, call_number, mismatch
 from netfold.host.rails.exchange_schedule import ExchangeSchedule
 from netfold.host.rails.ledger import Ledger
 from netfold.host.rails.missing_ranks import MissingRankDetector
@@ -197,7 +197,7 @@ class MultiRail:
         try:
             self._long(cut, split, ledger)
         except NetFoldError as error:
-            raise self._told(error, number, f"{cut.kind}, {cut.size} bytes") from error
+            raise self._told(error, number, cut.what) from error
         self._account.count_rows()
 
     def _pinned_rail(self, names: Sequence[str]) -> WatchedRail:
@@ -340,7 +340,7 @@ class MultiRail:
 
         ledger  where its duration counts as the rail's cost, since all ranks come to it together
         """
-        result = self._agreements.run(source, INT32_SUM, rail)
+        result = self._agreements.run(source, FILLED_IN, rail)
         self._record(source.nbytes, rail, ledger)
         return result
 
@@ -371,7 +371,7 @@ class MultiRail:
                 self._account.processor[rail] += part.processor
                 on_wire = shares.wire_bytes(rail, part.elements * cut.unit, bits)
                 ledger.estimates[rail].add(on_wire, part.seconds if part.error is None else 0.0)
-            done = self._exchange(parts, self.shares.quickest(self._rails.live), ledger)
+            done = self._exchange(parts, self.shares.quickest(self._rails.live), ledger, cut.what)
             for rail, part in parts.items():
                 self._account.nbytes[rail] += cut.unit * sum(c.stop - c.start for c in part.chunks[: done[rail]])
                 saturated += sum(part.saturated[: done[rail]])
@@ -402,21 +402,29 @@ class MultiRail:
 
     # ---- what the ranks tell each other ------------------------------------------------------------------------------
     def _exchange(
-        self, parts: Mapping[int, striping.Stripe], rail: int, ledger: Ledger | None = None, *, together: bool = False
+        self, parts: Mapping[int, striping.Stripe], rail: int, ledger: Ledger | None = None, what: str = "", *,
+        together: bool = False,
     ) -> list[int]:
         """Exchanges all ranks' reports: chunks done by rail, failures, figures.  Returns the chunks that all ranks
         have, by rail.
 
         ledger    whose figures they are; default: of an allreduce by the rails' own ways
         rail      carries the exchange.  Dead rails are taken out of use, reopened ones restored, and shares learn
+        what      the operation whose stripes have ended, in words; raises RankMismatch where another rank has carried
+                  those of something else
         together  no rank comes late to it, so its duration counts as the rail's cost; not so after stripes
         """
-        ledger = ledger or self._own
+        ledger, call = ledger or self._own, call_number(what) if what else 0
         table = rail_report.encode(
-            self.rank, self.world, self._rails, parts, ledger.estimates, ledger.shares.figures, ledger.report()
+            self.rank, self.world, self._rails, parts, ledger.estimates, ledger.shares.figures, ledger.report(),
+            call,
         )
         total = self._agree(table, rail, self._own if together else None)
         told = rail_report.decode(total, self.world, self._rails.live, parts)
+        if others := [rank for rank, number in enumerate(told.calls) if number != call]:
+            error = RankMismatch(mismatch(self.rank, what or "a short operation", others))
+            self._rails.stop_mismatched(error)
+            raise error
         names = self._rails.names
         self._rails.mark_down({
             rail: RailDown(f"{names[rail]}: {ranks(who)} lost it, and can say why") for rail, who in told.dead.items()

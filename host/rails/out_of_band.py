@@ -154,7 +154,7 @@ class TcpOutOfBand:
     # ---- asking ------------------------------------------------------------------------------------------------------
     def ask(self, question: Question, ranks: Collection[int], within: float) -> dict[int, Answer]:
         """Asks all ranks at once, and collects their answers (``OutOfBandChannel.ask``)."""
-        message = QUESTION.pack(question.kind, question.position, question.rail)
+        message = QUESTION.pack(question.kind, question.position, question.rail, question.call)
         answers = {}
         with self._lock, selectors.DefaultSelector() as selector:
             deadline = time.monotonic() + within  # not before: another rail's question may have taken all of it

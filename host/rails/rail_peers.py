@@ -12,20 +12,18 @@ What some of the ranks do alone, and messages between two, go over the first rai
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from msgspec import structs
 
 from netfold.host.errors import RankMismatch
-from netfold.host.mesh.mesh import ranks
 from netfold.host.operation.arrays import Flat, held
 from netfold.host.operation.coding import PLAIN, Coding, narrows
 from netfold.host.operation.rail import DTYPES, folds
-from netfold.host.operation.reduction import INT32_SUM, Reduction
+from netfold.host.operation.reduction import FILLED_IN, Reduction
 from netfold.host.operation.request import AllreduceRequest, RowsCollective, RowsRequest
-from netfold.host.rails.cut import CutCollective, FoldedPart, Part
+from netfold.host.rails.cut import CutCollective, FoldedPart, Part, call_number, mismatch, reduced
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.rail_set import WatchedRail
 from netfold.host.selection.choice import Collective
@@ -61,7 +59,7 @@ class RailPeers(Peers):
             return
         whole = self._of_root(data.size, root)
         self._cut(
-            _kind("reduce", reduction, coding), data.nbytes,
+            _kind("reduce", reduction, coding), f"reduce to {root}, {reduced(data.size, reduction)}", data.nbytes,
             lambda peers, part: peers.reduce(data[part(_all(data))], reduction, root, algorithm=algorithm),
             lambda part: [data[part(_all(data))]],
             None if algorithm else self._folded("reduce", data, whole, reduction, coding, root),
@@ -76,7 +74,8 @@ class RailPeers(Peers):
             self._sum(data, reduction, coding)
             return
         self._cut(
-            _kind("reduce_scatter", reduction, coding), data.nbytes,
+            _kind("reduce_scatter", reduction, coding),
+            f"reduce_scatter, {reduced(data.size, reduction)}, {_sizes(pieces, 'elements')}", data.nbytes,
             lambda peers, part: peers.reduce_scatter(data, [part(piece) for piece in pieces], reduction),
             lambda part: [data[part(piece)] for piece in pieces],
             None if algorithm else self._folded("reduce_scatter", data, pieces, reduction, coding),
@@ -111,7 +110,9 @@ class RailPeers(Peers):
             peers.all_gather(gathered, [part(row) for row in rows])
 
         self._cut(
-            _kind("together", reduction, coding), nbytes, over, lambda part: [data[part(piece)] for piece in pieces],
+            _kind("together", reduction, coding),
+            f"reduce_scatter, {reduced(data.size, reduction)}, {_sizes(pieces, 'elements')}, with all_gather of"
+            f" {_sizes(rows)}, {held(gathered)}", nbytes, over, lambda part: [data[part(piece)] for piece in pieces],
             fold, either=not _narrows(reduction, coding),
         )
         return True
@@ -125,42 +126,46 @@ class RailPeers(Peers):
 
     # ---- moving arrays as they are -----------------------------------------------------------------------------------
     def all_gather(self, data: Flat, pieces: Sequence[slice], *, algorithm: str | None = None) -> None:
+        what = f"all_gather of {_sizes(pieces)}, {held(data)}"
         if algorithm is None and data.nbytes <= SHORT_BYTES:
-            self._fill(f"all_gather of {_sizes(pieces)}", data, [pieces[self.rank]], pieces)
+            self._fill(what, data, [pieces[self.rank]], pieces)
             return
         self._cut(
-            "all_gather", data.nbytes,
+            "all_gather", what, data.nbytes,
             lambda peers, part: peers.all_gather(data, [part(piece) for piece in pieces]),
             folded=None if algorithm else self._copied("all_gather", data, pieces), either=True,
         )
 
     def broadcast(self, data: Flat, root: int, *, algorithm: str | None = None) -> None:
+        what = f"broadcast of {data.nbytes} bytes from {root}, {held(data)}"
         if algorithm is None and data.nbytes <= SHORT_BYTES:
             everything = [_all(data)]
-            self._fill(f"broadcast of {data.nbytes} bytes from {root}", data, self._at(root, everything), everything)
+            self._fill(what, data, self._at(root, everything), everything)
             return
         self._cut(
-            "broadcast", data.nbytes,
+            "broadcast", what, data.nbytes,
             lambda peers, part: peers.broadcast(data[part(_all(data))], root, algorithm=algorithm),
             folded=None if algorithm else self._copied("broadcast", data, self._of_root(data.size, root), root),
             either=True,
         )
 
     def gather(self, data: Flat, pieces: Sequence[slice], root: int) -> None:
+        what = f"gather of {_sizes(pieces)} to {root}, {held(data)}"
         if data.nbytes <= SHORT_BYTES:
-            self._fill(f"gather of {_sizes(pieces)} to {root}", data, [pieces[self.rank]], self._at(root, pieces))
+            self._fill(what, data, [pieces[self.rank]], self._at(root, pieces))
             return
         self._cut(
-            "gather", data.nbytes,
+            "gather", what, data.nbytes,
             lambda peers, part: peers.gather(data, [part(piece) for piece in pieces], root),
         )
 
     def scatter(self, data: Flat, pieces: Sequence[slice], root: int) -> None:
+        what = f"scatter of {_sizes(pieces)} from {root}, {held(data)}"
         if data.nbytes <= SHORT_BYTES:
-            self._fill(f"scatter of {_sizes(pieces)} from {root}", data, self._at(root, pieces), [pieces[self.rank]])
+            self._fill(what, data, self._at(root, pieces), [pieces[self.rank]])
             return
         self._cut(
-            "scatter", data.nbytes,
+            "scatter", what, data.nbytes,
             lambda peers, part: peers.scatter(data, [part(piece) for piece in pieces], root),
         )
 
@@ -169,9 +174,10 @@ class RailPeers(Peers):
         sizes = np.zeros(self.size, np.int64)
         sizes[self.rank] = max(source.nbytes, out.nbytes)
         rows = [slice(8 * rank, 8 * rank + 8) for rank in range(self.size)]
-        self._fill("all_to_all", sizes.view(np.uint8), [rows[self.rank]], rows)
+        what = f"all_to_all, {held(source)}"
+        self._fill(what, sizes.view(np.uint8), [rows[self.rank]], rows)
         self._cut(
-            "all_to_all", int(sizes.max()),
+            "all_to_all", what, int(sizes.max()),
             lambda peers, part: peers.all_to_all(
                 source, [part(piece) for piece in given], out, [part(piece) for piece in taken]
             ),
@@ -187,35 +193,31 @@ class RailPeers(Peers):
     def _fill(self, what: str, data: Flat, own: Sequence[slice], wanted: Sequence[slice]) -> None:
         """Makes a short operation as a sum of int32.
 
-        what    the operation, the same on all ranks
+        what    as of ``CutOperation``
         own     what this rank gives of ``data``, which are bytes; no two ranks give the same
         wanted  what it takes
         """
         sums = np.zeros(self.size + -(-data.nbytes // 4), np.int32)
-        said = zlib.crc32(f"{what}, {held(data)}".encode()) >> 1
+        said = call_number(what)
         sums[self.rank] = said
         moved = sums[self.size:].view(np.uint8)
         for piece in own:
             moved[piece] = data[piece]
-        self._rails.allreduce(AllreduceRequest(sums, sums, INT32_SUM, self.number))
-        odd = np.flatnonzero(sums[: self.size] != said).tolist()
-        if odd:
-            raise RankMismatch(
-                f"operation {self.number}: rank {self.rank} calls {what}, and {ranks(odd)} something else; call"
-                " the same operations in the same order on every rank, then join anew"
-            )
+        self._rails.allreduce(AllreduceRequest(sums, sums, FILLED_IN, self.number))
+        if odd := np.flatnonzero(sums[: self.size] != said).tolist():
+            raise RankMismatch(f"operation {self.number}: {mismatch(self.rank, what, odd)}")
         for piece in wanted:
             data[piece] = moved[piece]
 
     def _cut(
-        self, kind: str, size: int, over: Callable[[Peers, Part], None],
+        self, kind: str, what: str, size: int, over: Callable[[Peers, Part], None],
         overwritten: Callable[[Part], Sequence[Flat]] = lambda part: (), folded: FoldedPart | None = None, *,
         either: bool = False,
     ) -> None:
         """Makes a long operation in parts over all rails (``CutCollective``)."""
         if size:
             either = either and folded is not None
-            self._rails.carry(CutCollective(kind, size, over, overwritten, folded, either), self.number)
+            self._rails.carry(CutCollective(kind, what, size, over, overwritten, folded, either), self.number)
 
     def _of_root(self, size: int, root: int) -> list[slice]:
         """All elements as the root's row."""
@@ -265,10 +267,10 @@ def _narrows(reduction: Reduction, coding: Coding) -> bool:
     return coding.lane_bits != 32 and narrows(reduction.op, reduction.element)
 
 
-def _sizes(pieces: Sequence[slice]) -> str:
+def _sizes(pieces: Sequence[slice], unit: str = "bytes") -> str:
     """The rows of each rank in words: ranks that cut the same bytes in other places call different operations."""
     sizes = [piece.stop - piece.start for piece in pieces]
-    return f"{sizes[0]} bytes of each rank" if len(set(sizes)) == 1 else f"{' + '.join(map(str, sizes))} bytes"
+    return f"{sizes[0]} {unit} of each rank" if len(set(sizes)) == 1 else f"{' + '.join(map(str, sizes))} {unit}"
 
 
 def _all(data: Flat) -> slice:

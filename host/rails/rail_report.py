@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranks' reports on their rails: a table of integers that is summed over all ranks; each rank fills its own rows.
 
-    microseconds of the last split call | for each rail: chunks done | failed | epoch reopened with | picoseconds a
-                                                         byte | microseconds of latency by each of the last short calls
+    number of the call whose stripes it ends, or 0 | microseconds of the last split call | for each rail: chunks done |
+            failed | epoch reopened with | picoseconds a byte | microseconds of latency by each of the last short calls
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from netfold.host.rails.rail_set import RailSet
 from netfold.host.rails.shares import WINDOW, Estimate, Figure
 from netfold.host.rails.striping import Stripe
 
+FIRST = 2
+"""First column of the rails."""
 SHORT = 4
 """First column of the latencies by a rail's short calls, the newest first; 0: none, or the rail failed in it."""
 COLUMNS = SHORT + WINDOW
@@ -26,6 +28,8 @@ COLUMNS = SHORT + WINDOW
 class RailReport:
     """The conclusions from all ranks' rows, the same on every rank."""
 
+    calls: list[int]
+    """By rank: the number of the call whose stripes it ends (``cut.call_number``), or 0."""
     done: list[int]
     """By rail: chunks that every rank has done."""
     dead: dict[int, list[int]]
@@ -39,18 +43,19 @@ class RailReport:
 
 def encode(
     rank: int, world: int, rails: RailSet, stripes: Mapping[int, Stripe], estimates: Sequence[Estimate],
-    figures: Sequence[Figure], cut_call_seconds: float | None = None,
+    figures: Sequence[Figure], cut_call_seconds: float | None = None, call: int = 0,
 ) -> Flat:
     """This rank's table, with the other ranks' rows zero.
 
     estimates  of the rails, as this rank measures them
     figures    of the rails, as all ranks know them
     cut_call_seconds  seconds of the last split call, where it has not been reported yet
+    call       number of the call whose stripes have ended, or 0
     """
-    rows = np.zeros((world, 1 + len(rails) * COLUMNS), np.int32)
-    rows[rank, 0] = 0 if cut_call_seconds is None else _whole(cut_call_seconds * 1e6)
+    rows = np.zeros((world, FIRST + len(rails) * COLUMNS), np.int32)
+    rows[rank, :FIRST] = call, 0 if cut_call_seconds is None else _whole(cut_call_seconds * 1e6)
     for rail, (estimate, figure) in enumerate(zip(estimates, figures, strict=True)):
-        bandwidth, first = estimate.bandwidth(), 1 + rail * COLUMNS
+        bandwidth, first = estimate.bandwidth(), FIRST + rail * COLUMNS
         latencies = [_whole(seconds * 1e6) if seconds else 0 for seconds in estimate.latencies(figure.bandwidth)]
         row = (
             stripes[rail].done if rail in stripes else 0,
@@ -66,7 +71,7 @@ def encode(
 def decode(total: Flat, world: int, live: Sequence[int], stripes: Mapping[int, Stripe]) -> RailReport:
     """The conclusions from the sum of all ranks' tables."""
     rows = total.reshape(world, -1)
-    cut_call_seconds, table = rows[:, 0], rows[:, 1:].reshape(world, -1, COLUMNS)
+    cut_call_seconds, table = rows[:, 1], rows[:, FIRST:].reshape(world, -1, COLUMNS)
     rails = table.shape[1]
     done = table[:, :, 0].min(axis=0).tolist()
     dead = {}
@@ -77,7 +82,8 @@ def decode(total: Flat, world: int, live: Sequence[int], stripes: Mapping[int, S
             dead[rail] = np.flatnonzero(lost).tolist()
     back = [rail for rail, marks in enumerate(table[:, :, 2].T) if marks[0] and (marks == marks[0]).all()]
     figures = [_figure(table[:, rail, SHORT:], table[:, rail, SHORT - 1]) for rail in range(rails)]
-    return RailReport(done, dead, back, figures, int(cut_call_seconds.min()) / 1e6 if cut_call_seconds.all() else None)
+    seconds = int(cut_call_seconds.min()) / 1e6 if cut_call_seconds.all() else None
+    return RailReport(rows[:, 0].tolist(), done, dead, back, figures, seconds)
 
 
 def _figure(short: Flat, picoseconds: Flat) -> Figure:

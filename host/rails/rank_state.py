@@ -70,17 +70,20 @@ class AgreementOutcome(IntEnum):
     GAVE_UP = 6
     """The asked rank has given up, and ``Answer.result`` holds its verdict."""
     OTHERWISE = 7
-    """The asked rank carries stripes at this position, where the asking one is in an agreement: they call different
-    operations."""
+    """The asked rank carries stripes at this position, where the asking one is in an agreement, or those of another
+    call: they call different operations."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question of one rank to another.  ``rail`` is the rail in question, so another plane carries the question."""
+    """A question of one rank to another.  ``rail`` is the rail in question, so another plane carries the question.
+    ``call``: the number of the call whose stripes the asking rank carries (``cut.call_number``); 0: it is in an
+    agreement."""
 
     kind: QuestionKind
     position: int
     rail: int
+    call: int = 0
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,8 @@ class _Looks:
     position: int
     moved: dict[int, float]
     """Time of its last progress."""
+    call: int = 0
+    """The number of the call whose stripes are carried; 0: of an agreement."""
     looked: dict[int, float] = field(default_factory=dict)
     """Time of the last check."""
     quiet: dict[int, float] = field(default_factory=dict)
@@ -162,12 +167,13 @@ class RankState:
         self.last_outcome_at = -math.inf
         """Clock time at which the outcome of the last agreement was known."""
 
-    def enter_stripes(self, position: int, rails: Collection[int]) -> None:
-        """Records that this rank is at ``position``, where each of these rails carries a stripe."""
+    def enter_stripes(self, position: int, rails: Collection[int], call: int = 0) -> None:
+        """Records that this rank is at ``position``, where each of these rails carries a stripe of a call with this
+        number (``cut.call_number``)."""
         now = self.clock()
         with self._lock:
             self.place = position, STRIPES, now
-            self._looks, self._failed = _Looks(position, dict.fromkeys(rails, now)), {}
+            self._looks, self._failed = _Looks(position, dict.fromkeys(rails, now), call), {}
 
     def enter_agreement(self, position: int, rail: int) -> float:
         """Records that this rank is at ``position``, in an agreement over this rail.  Returns when, by the clock.  It
@@ -289,9 +295,11 @@ class RankState:
             return self._fence(question.position)
 
     def _carrier_state(self, question: Question) -> AgreementOutcome:
-        at, in_agreement, _, _ = self._here()
+        at, in_agreement, _, looks = self._here()
         if question.position > at:
             return self._not_there(at)
+        if question.position == at and question.call != looks.call:
+            return AgreementOutcome.OTHERWISE
         # a stripe that failed stays failed through the agreement after it
         last = at - 1 if in_agreement else at
         return (

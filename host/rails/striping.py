@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from netfold.host.errors import NetFoldError, RankMismatch
-from netfold.host.rails.cut import CutOperation, Kept
+from netfold.host.rails.cut import CutOperation, Kept, call_number
 from netfold.host.rails.rail_set import RailSet
 from netfold.host.rails.rank_state import RankState
 from netfold.host.rails.shares import BLOCK, Figure, Split
@@ -109,7 +109,8 @@ class StripeThreads:
 
     def run(self, stripes: Mapping[int, Stripe], cut: CutOperation) -> None:
         """Carries all stripes at once.  Returns when each has ended, well or not; raises what ends the whole call."""
-        self._state.enter_stripes(self._rails.advance(), list(stripes))
+        call = call_number(cut.what)
+        self._state.enter_stripes(self._rails.advance(call=call), list(stripes), call)
         jobs: list[Future[None]] = [
             self._threads.submit(self._carry, rail, part, cut) for rail, part in stripes.items()
         ]

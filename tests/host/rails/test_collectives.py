@@ -263,7 +263,7 @@ def test_parts_of_equal_rows_are_not_rounded_by_the_same_draws(owners: list[int]
             "reduce_scatter", data, pieces, Reduction("sum", "float32"), Coding(8, rounding="stochastic", seed=7)
         )
         assert fold is not None
-        cut = CutCollective("reduce_scatter", data.nbytes, lambda peers, part: None, folded=fold)
+        cut = CutCollective("reduce_scatter", "a sum", data.nbytes, lambda peers, part: None, folded=fold)
         for part in (slice(0, data.nbytes // 2), slice(data.nbytes // 2, data.nbytes)):
             cut.carry(comm.rails.track(0), part, 1000)  # a stripe's parts have the same position
         return data[pieces[comm.rank]].reshape(2, -1), want[pieces[comm.rank]].reshape(2, -1)
@@ -386,6 +386,60 @@ def test_a_rank_that_hears_nothing_of_a_mismatch_learns_it_from_one_that_does(
         even(comms)
         said = on_every_rank(comms, lambda comm: comm.allreduce(np.ones(size + 4 * (comm.rank == 1), np.int32)))
         assert all(isinstance(error, RankMismatch) for error in said), said
+
+
+LONG_CALLS: dict[str, Callable[[Communicator], Any]] = {
+    "sum": lambda comm: comm.allreduce(np.ones(30_000)),
+    "gather": lambda comm: comm.gather(np.ones(30_000)),
+    "broadcast": lambda comm: comm.broadcast(np.ones(30_000)),
+    "broadcast from 1": lambda comm: comm.broadcast(np.ones(30_000), root=1),
+    "all_to_all": lambda comm: comm.all_to_all(np.ones((WORLD, 30_000))),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    ("gather", "sum"),  # nobody gets what it does not expect: all would wait for ever
+    ("broadcast from 1", "broadcast"),  # each root has sent its data, and waits for nobody
+    ("all_to_all", "gather"),
+])
+def test_long_collectives_that_differ_are_told_on_every_rank(
+    one: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 calls another one than the others, cut over both rails: each rank raises RankMismatch, whether any message
+    shows the difference or not, and no rail counts as dead."""
+    monkeypatch.setattr("support.hosts.loopback_rails.STALL", "1")
+    with loopback_rails(["tcp", "tcp"], WORLD) as comms:
+        even(comms)
+        for said in on_every_rank(comms, lambda comm: LONG_CALLS[other if comm.rank == 1 else one](comm)):
+            assert isinstance(said, RankMismatch), said
+            assert "no rail is left" not in str(said)
+
+
+@pytest.mark.parametrize("kinds", [["tcp", "tcp"], ["innet", "tcp"]], ids="+".join)
+def test_a_sum_of_integers_is_not_taken_for_what_another_rank_fills_in(kinds: Any) -> None:
+    """A short broadcast is carried as a sum of int32: a rank that calls a sum of as many gets an error, and no sum."""
+    with loopback_rails(kinds, 2) as comms:
+        ranks = on_every_rank(
+            comms, lambda comm: comm.allreduce(np.ones(12, np.int32)) if comm.rank else comm.broadcast(np.ones(5))
+        )
+        assert all(isinstance(said, RankMismatch) for said in ranks), ranks
+
+
+def test_two_ranks_that_only_send_learn_that_they_call_different_collectives() -> None:
+    """The root of a scatter and a rank of a gather wait for nothing: the report after both shows the difference, where
+    no message of a mesh does, since switches carry the report."""
+
+    def call(comm: Communicator) -> Any:
+        if comm.rank:
+            return comm.gather(np.ones(30_000))
+        return comm.scatter(np.ones((2, 30_000)), np.empty((1, 30_000)))
+
+    with loopback_rails(["innet", "tcp"], 2) as comms:
+        even(comms)
+        for comm in comms:
+            comm.rails.shares.figures = [Figure(1e-4, 1e6), Figure(1e-3, 1e6)]  # type: ignore[union-attr]
+        for said in on_every_rank(comms, call):
+            assert isinstance(said, RankMismatch), said
 
 
 def test_a_long_collective_against_another_call_ends_on_every_rank() -> None:

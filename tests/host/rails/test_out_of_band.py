@@ -119,7 +119,7 @@ def test_a_handshake_that_a_question_has_not_seen_the_end_of_goes_on_with_the_ne
 
             def answer() -> None:
                 sock.sendall(responder.verdict(Outcome.ACCEPTED))
-                assert sock.recv(QUESTION.size, socket.MSG_WAITALL) == QUESTION.pack(QuestionKind.AGE, 7, 0)
+                assert sock.recv(QUESTION.size, socket.MSG_WAITALL) == QUESTION.pack(QuestionKind.AGE, 7, 0, 0)
                 sock.sendall(ANSWER.pack(AgreementOutcome.BEHIND, 0, 0))
 
             answered = pool.submit(answer)
@@ -163,7 +163,7 @@ def test_a_stranger_who_asks_gets_no_answer(ranks: Channels, other: str) -> None
         prove(sock, stranger, 0)
     with ranks.knock(0) as sock:  # as before there were secrets: a checksum of job and epoch, which are public
         cookie = hashlib.blake2b(b"j/1", digest_size=8).digest()
-        sock.sendall((cookie + QUESTION.pack(QuestionKind.GIVE_UP, 7, 0)) * 10)
+        sock.sendall((cookie + QUESTION.pack(QuestionKind.GIVE_UP, 7, 0, 0)) * 10)
         with contextlib.suppress(ConnectionResetError):
             assert sock.recv(1) == b""
     assert not ranks.asked[0]

@@ -57,6 +57,18 @@ def test_a_fence_that_comes_between_storing_and_looking_finds_the_result() -> No
     assert state.answer(fence(5)).outcome is AgreementOutcome.COMMITTED
 
 
+@pytest.mark.parametrize(("own", "asked"), [(0, 7), (7, 0), (7, 8)])
+def test_a_rank_that_carries_something_else_there_says_so(own: int, asked: int) -> None:
+    """Stripes of another call, or an agreement where there are stripes: not so before it comes there, or afterwards."""
+    state = at(5)
+    if own:
+        state.enter_stripes(5, [0, 1], own)
+    ask = [state.answer(Question(QuestionKind.AGE, position, 0, asked)).outcome for position in (4, 5, 6)]
+    assert AgreementOutcome.OTHERWISE not in (ask[0], ask[2])
+    assert ask[1] is AgreementOutcome.OTHERWISE
+    assert state.answer(Question(QuestionKind.AGE, 5, 0, own)).outcome is AgreementOutcome.NOT_YET
+
+
 def test_a_fence_before_the_rank_comes_withholds_nothing() -> None:
     """A rank that is not there yet has answered so, and takes its result when it comes."""
     state = at(4)
