@@ -12,19 +12,24 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_kept = False
+"""True where this process keeps out what a controller has made, and not only what it was forked with."""
+
 
 @contextmanager
 def kept_out() -> Iterator[None]:
     """Collect nothing meanwhile, and leave what is there at the end out of later collections, until this is entered
     again.  For the process of a controller, around its start."""
+    global _kept
     was_enabled = gc.isenabled()
-    if gc.get_freeze_count():  # of a controller that has ended, as those of a standby do
+    if _kept:  # of a controller that has ended, as those of a standby do
         gc.unfreeze()
         gc.collect()
     gc.disable()
     try:
         yield
         gc.freeze()
+        _kept = True
     finally:
         if was_enabled:
             gc.enable()

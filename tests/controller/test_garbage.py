@@ -35,6 +35,20 @@ def test_nothing_is_collected_meanwhile_and_what_is_there_is_not_walked() -> Non
     assert kept() is None, "it was of a controller that has ended"
 
 
+def test_what_a_process_was_forked_with_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork server has frozen it, and no page of it is touched: a first controller neither unfreezes nor collects."""
+    def refused() -> None:
+        raise AssertionError("the pages that the fork shares are touched")
+
+    monkeypatch.setattr(garbage, "_kept", False)
+    gc.freeze()
+    with monkeypatch.context() as patched:
+        patched.setattr(gc, "unfreeze", refused)
+        patched.setattr(gc, "collect", refused)
+        with garbage.kept_out():
+            pass
+
+
 def test_a_start_that_fails_leaves_the_collector_as_it_was() -> None:
     """It collects again where it did before, and does not where it did not."""
     for was_enabled in (True, False):

@@ -18,6 +18,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, ClassVar, Final
 
@@ -39,9 +40,12 @@ READY_SECONDS: Final = 60.0
 HELP_SECONDS: Final = 30.0
 """Seconds for a program to print its help."""
 
-FORKS: Final = Forks("softswitch.cli.run", "softswitch.cli.start", "softswitch.p4runtime.program",
-               "softswitch.p4runtime.server", "grpc._interceptor", "grpc._server",
-               "netfold.cli.app", "netfold.cli.up", "netfold.controller.controller")
+_OPTIONS: Final = ("pydantic.type_adapter", "pydantic.types") if find_spec("pydantic") else ()
+"""What new versions of typer read options with: a tenth of the processor time of a controller's start."""
+FORKS: Final = Forks("softswitch.cli.run", "softswitch.cli.start", "softswitch.compiler.driver",
+               "softswitch.p4runtime.program", "softswitch.p4runtime.server", "softswitch.thrift",
+               "grpc._interceptor", "grpc._server", "netfold.cli.app", "netfold.cli.entry", "netfold.cli.up",
+               "netfold.controller.controller", "netfold.controller.garbage", "netfold.p4src", *_OPTIONS)
 """These import all that a switch imports until its first program runs, and all that the controller does, which is
 forked from the same process: jobs whose trees break while there is none wait for its start."""
 

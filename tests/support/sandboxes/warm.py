@@ -25,7 +25,7 @@ from support.sandboxes import warm_process
 from support.sandboxes.warm_process import KINDS
 
 RANKS: Final = (*forked_program.JOINING, "netfold.host.api.several_rails", "netfold.host.innet.parallel", "numpy",
-                "netfold.topo.processes.rank_program")
+                "numpy.random", "netfold.topo.processes.rank_program")
 TORCH: Final = (forked_program.TRAINING, "torch.distributed.fsdp", "torch.distributed.optim",
                 "torch.distributed.tensor.parallel", "netfold.torch")
 """Modules that fork servers of ranks with torch import (conftest.py, `torch_in_forks`)."""
