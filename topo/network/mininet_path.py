@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +33,7 @@ class MininetMissing(ModuleNotFoundError, FabricFailed):
     """
 
 
-class MininetFinder(MetaPathFinder):
+class MininetFinder:
     """Finds the package ``mininet``, and no other, in the given folders."""
 
     def __init__(self, places: Sequence[str] = PLACES) -> None:

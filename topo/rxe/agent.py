@@ -25,8 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from netfold.topo.rxe.frames import FROM_GUEST, LEAST_WAITING, MOST, MOST_WAITING, Kind, Splitter, pack
-from netfold.topo.rxe.image import PORT
+from netfold.topo.rxe.frames import FROM_GUEST, LEAST_WAITING, MOST, MOST_WAITING, PORT, Kind, Splitter, pack
 
 if TYPE_CHECKING:
     from netfold.topo.processes.forks import Forked

@@ -12,6 +12,8 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
+PORT: Final = "netfold"
+"""Name of the virtio-serial port that is the line of a guest."""
 HEADER: Final = struct.Struct("!IBI")
 MOST: Final = 1 << 16
 """Most bytes of a frame's content, except that of RUN."""

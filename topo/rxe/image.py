@@ -26,8 +26,6 @@ MODULES: Final = (
 The last four shape and count the guest's traffic."""
 ROOT_TAG, PACKAGES_TAG, SHARE_TAG = "root", "packages", "share"
 """Names of the 9p devices."""
-PORT: Final = "netfold"
-"""Name of the virtio-serial port on which the agent speaks."""
 SIGNED: Final = b"~Module signature appended~\n"
 """The end of a signed module.  Before it are the signature, and twelve bytes of which the last four are its length
 (Linux's `struct module_signature`)."""

@@ -26,6 +26,7 @@ import cbuild
 from netfold.topo.processes.failures import FabricFailed
 from netfold.topo.processes.lifecycle import Lifecycle
 from netfold.topo.rxe import attach, image, packages
+from netfold.topo.rxe.frames import PORT
 from netfold.topo.rxe.line import Line
 
 BOOT_SECONDS: Final = 400.0
@@ -127,7 +128,7 @@ class Machine(Lifecycle):
                        f"cryptomgr.notests NETFOLD_GUEST={self.name}",
             "-chardev", f"file,id=console,path={self.console}", "-serial", "chardev:console",
             "-device", "virtio-serial-pci", "-chardev", f"socket,id=agent,fd={line}",
-            "-device", f"virtserialport,chardev=agent,name={image.PORT}",
+            "-device", f"virtserialport,chardev=agent,name={PORT}",
         ]
         for tag, path, mode in folders:
             options += ["-fsdev", f"local,id={tag},path={path},security_model=none,multidevs=remap{mode}",
