@@ -40,9 +40,9 @@ def main(seed: int, elements: int, enough: Path, rail: RailName) -> None:
         while not over:
             number += 1
             dtype = np.int32 if number % 3 else np.float32
-            # whole numbers below 2^24 in all: exact in float32, and other ones each time
-            data = np.add(base[comm.rank], number, dtype=np.int32) % 4096
-            expected = np.sum([np.add(own, number, dtype=np.int32) % 4096 for own in base], axis=0)
+            # whole numbers below 4096, whose sum is exact in float32, and other ones each time
+            arrays = [(own + np.int32(number)) & 4095 for own in base]
+            data, expected = arrays[comm.rank], np.sum(arrays, axis=0, dtype=np.int32)
             last = comm.rank == 0 and enough.exists()
             array = np.append(data, last).astype(dtype)
             before = time.monotonic()
