@@ -23,7 +23,7 @@ from netfold.topo.network.net import Network
 
 pytestmark = pytest.mark.timeout(300)
 RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}
-ELEMENTS = {"softswitch": 500_000, "bmv2": 100_000}
+ELEMENTS = 100_000
 HEADERS = 76
 """Bytes of a packet on a link beside its payload."""
 OVERHEAD = 1.2
@@ -38,14 +38,14 @@ def test_a_machine_of_two_ranks_sends_each_tensor_once(engine: Engine, tmp_path:
     fabric = leafspine(2, 2, 4, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
     hosts = [host for host in fabric.hosts for _ in range(2)]
     with Network(fabric, logs=tmp_path / "logs") as network:
-        command = [*program("rank_machines.py"), "7", str(ELEMENTS[engine])]
+        command = [*program("rank_machines.py"), "7", str(ELEMENTS)]
         output = network.launch(command, job="sums", hosts=hosts).wait(within=150)
         links = network.status().links
     results = [json.loads(lines[-1]) for lines in output]
     assert {result["rail"] for result in results} == {"innet"}
     assert len({result["digest"] for result in results}) == 1
     assert all("2 ranks of each machine" in result["explain"] for result in results)
-    moved = 2 * 4 * ELEMENTS[engine]  # int32 and float32
+    moved = 2 * 4 * ELEMENTS  # int32 and float32
     for machine, host in enumerate(fabric.hosts):
         (link,) = (link for link in links if f"{host.name}:0" in (link.a, link.b))
         up, down = (link.a_to_b, link.b_to_a) if link.a == f"{host.name}:0" else (link.b_to_a, link.a_to_b)
@@ -88,7 +88,8 @@ def hosts_of(network: Network, life: combinations.Life) -> list[Host]:
 def two_jobs_fold_rows(network: Network, name: str, life: combinations.Life) -> None:
     """Fails where the ranks of one of two jobs on the same hosts do not fold all that they call."""
     hosts = hosts_of(network, life)
-    jobs = [network.launch([*program("rank_rows.py"), "7"], job=f"{job}{len(hosts)}", hosts=hosts) for job in "ab"]
+    command = [*program("rank_rows.py"), "7", "0.2"]
+    jobs = [network.launch(command, job=f"{job}{len(hosts)}", hosts=hosts) for job in "ab"]
     for job in jobs:
         paths = [json.loads(lines[-1])["paths"] for lines in job.wait(within=100)]
         assert paths == [["innet"]] * len(hosts), name
@@ -97,7 +98,7 @@ def two_jobs_fold_rows(network: Network, name: str, life: combinations.Life) -> 
 
 def ranks_go_and_come(network: Network, name: str, life: combinations.Life) -> None:
     """Fails where a cell of the page (support/docs/combinations.py) is another one."""
-    counts, victim, elements = life.machines, life.victim, ELEMENTS["softswitch"]
+    counts, victim, elements = life.machines, life.victim, ELEMENTS
     fabric, world, before = network.fabric, sum(life.machines), news(network)
     hosts = hosts_of(network, life)
     seen, job = [*program("rank_life.py"), "7", str(elements)], f"life{world}"
