@@ -191,7 +191,8 @@ class QueuePair:
     """The error that broke it."""
     completions: list[Completion] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    """sent, repeated, timeouts, naks, rnrs (of the requester); taken, duplicates, ahead, acks, naks sent, rnrs sent."""
+    """sent, repeated, timeouts, naks, rnrs, acknowledged messages (of the requester); taken, duplicates, ahead, acks,
+    naks sent, rnrs sent."""
 
     def __post_init__(self) -> None:
         # the requester: comp, the oldest that is not acknowledged; req, the next to send
@@ -316,6 +317,7 @@ class QueuePair:
         self.comp = max(self.comp, work.last + 1)
         self.works.popleft()
         self.completions.append(Completion(work.id, "sent", "success"))
+        self.counts["acknowledged"] += 1
 
     def _retry(self) -> None:
         if self.left == 0:
