@@ -9,19 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from netfold.controller.switch import pipeline
 from netfold.wire import roce
-from softswitch.compiler.driver import compile_file
 from softswitch.engine.engine import Engine
 from softswitch.engine.entities import DoAction, Entry, Multicast
 from softswitch.engine.local import LocalEngine
-from support import ROOT
-from support.p4.program import rewrite
-from switch_support.bmv2 import Bmv2, by_port
+from support.p4.program import library, on_bmv2, rewrite
+from switch_support.bmv2 import by_port
 
 pytestmark = pytest.mark.needs("bmv2")
 
-FOLD = ROOT / "p4src" / "netfold.p4"
 SOURCE, HOST = 0x0A000101, 0x0A000102
 SPORT = 50000
 TOP, BRANCH, PARENT = 100, 200, 300        # connections: 8 queue pairs each, of which 5 are operations
@@ -107,8 +103,7 @@ def test_the_fold_program_folds_as_on_bmv2(tmp_path: Path, seed: int) -> None:
     other addresses and UDP ports than the ranks'; what is routed never leaves with a result's TTL."""
     print(f"seed {seed}")
     frames = fold_frames(random.Random(seed), 2500)
-    with LocalEngine.open(compile_file(FOLD, defines=pipeline.BMV2_DEFINES), cpu_port=510) as engine, Bmv2(
-            FOLD, tmp_path, ports=5, defines=pipeline.BMV2_DEFINES) as bmv2:
+    with LocalEngine.open(library(bmv2=True), cpu_port=510) as engine, on_bmv2(tmp_path, ports=5) as bmv2:
         entries, groups = fold_entries(engine)
         for group in groups:
             engine.write_multicast("insert", group)

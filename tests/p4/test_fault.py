@@ -10,16 +10,13 @@ from typing import NamedTuple
 
 import pytest
 
-from netfold.controller.switch import bmv2_program
 from netfold.wire import roce
-from softswitch.compiler.driver import compile_file
 from softswitch.engine.engine import Engine
 from softswitch.engine.entities import CloneSession, DoAction, Entry
 from softswitch.engine.local import LocalEngine
-from switch_support.bmv2 import Bmv2, by_port
+from support.p4.program import library, on_bmv2
+from switch_support.bmv2 import by_port
 
-PROGRAM = Path(__file__).resolve().parents[2] / "p4src" / "netfold.p4"
-FAULTY = {"FAULTS": "1"}
 IN, OUT = 1, 2
 SOURCE, HOST = 0x0A000101, 0x0A000102
 BY = 8
@@ -137,7 +134,7 @@ ALL = Shares(0.05, 0.05, 0.1, 0.1)
 def test_packets_meet_the_fate_that_their_number_draws(control: str, port: int, shares: Shares) -> None:
     """Lost, corrupted, repeated and held back packets are those of the model, in its order, and all are counted."""
     count = 300
-    with LocalEngine.open(compile_file(PROGRAM, defines=FAULTY), cpu_port=510) as engine:
+    with LocalEngine.open(library(faults=True), cpu_port=510) as engine:
         for made in entries(engine, control, port, 5, shares):
             engine.insert(made)
         engine.write_clone_session("insert", CloneSession(port, ((port, 0),)))
@@ -162,8 +159,8 @@ def test_bmv2_does_the_same_to_the_same_packets(control: str, port: int, tmp_pat
     count = 250
     seed = quiet_tail(count, ALL, 11)
     print(f"seed {seed}")
-    with LocalEngine.open(compile_file(PROGRAM, defines=FAULTY), cpu_port=510) as engine, Bmv2(
-            PROGRAM, tmp_path, ports=3, defines=FAULTY, work=bmv2_program.lighten) as bmv2:
+    with LocalEngine.open(library(faults=True), cpu_port=510) as engine, on_bmv2(
+            tmp_path, ports=3, faults=True) as bmv2:
         session = CloneSession(port, ((port, 0),))
         engine.write_clone_session("insert", session)
         bmv2.replicate((), (session,))
@@ -183,7 +180,7 @@ def test_bmv2_does_the_same_to_the_same_packets(control: str, port: int, tmp_pat
 
 def test_a_fault_that_is_off_costs_no_packet() -> None:
     """Without an entry for its port nothing happens to any packet."""
-    with LocalEngine.open(compile_file(PROGRAM, defines=FAULTY), cpu_port=510) as engine:
+    with LocalEngine.open(library(faults=True), cpu_port=510) as engine:
         for made in entries(engine, *CONTROLS[0], 1, Shares(lose=1.0))[:-1]:
             engine.insert(made)
         left = [seen(data).psn for n in range(50) for _, data in engine.inject(IN, frame(n))]

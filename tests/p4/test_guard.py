@@ -24,9 +24,9 @@ from netfold.wire.plan import RankStream
 from softswitch.engine.local import LocalEngine
 from support.models.slot_model import MICROSECOND, SECOND, TerribleNetwork
 from support.p4.folding import P4Fabric, reduce
-from support.p4.program import PROGRAM, library, mac, native
+from support.p4.program import library, mac, native, on_bmv2
 from support.p4.wires import as_sent
-from switch_support.bmv2 import Bmv2, by_port
+from switch_support.bmv2 import by_port
 from switch_support.checksum import checksum
 
 APART = ([0, 2], [1, 3])
@@ -248,7 +248,7 @@ def test_bmv2_refuses_and_routes_the_same(tmp_path: Path) -> None:
         frames.append((9, result(fabric, 0, hosts[2].address, ttl).frame(hosts[1].mac)))
         frames.append((1, contribution(fabric, 0, 40000).frame(hosts[0].mac)))
     try:
-        with LocalEngine.open(library(), cpu_port=510) as engine, Bmv2(PROGRAM, tmp_path, ports=10) as bmv2:
+        with LocalEngine.open(library(), cpu_port=510) as engine, on_bmv2(tmp_path, ports=10) as bmv2:
             for entity in made:
                 if isinstance(entity, Entry):
                     entry = native(engine, entity)

@@ -20,8 +20,8 @@ from netfold.wire import roce
 from netfold.wire.paths import tcp_ports
 from softswitch.engine.local import LocalEngine
 from support.models.slot_model import ip_packet
-from support.p4.program import PROGRAM, library, mac, native
-from switch_support.bmv2 import Bmv2, by_port
+from support.p4.program import library, mac, native, on_bmv2
+from switch_support.bmv2 import by_port
 from switch_support.checksum import checksum
 
 FABRIC = leafspine(3, 4, 6, path_mtu=1024)
@@ -180,7 +180,7 @@ def test_bmv2_takes_the_same_uplinks(tmp_path: Path) -> None:
             names = [name for port in PINNED for name in tcp_ports(port)] + [443]
             frames += [(1, tcp_frame(*ends, to=host.address)) for name in names for host in to
                        for ends in ((name, 40_000), (40_000, name))]
-        with LocalEngine.open(library(), cpu_port=510) as engine, Bmv2(PROGRAM, folder, ports=7) as bmv2:
+        with LocalEngine.open(library(), cpu_port=510) as engine, on_bmv2(folder, ports=7) as bmv2:
             for entry in entries(modes):  # type: ignore[arg-type]
                 engine.insert(native(engine, entry))
                 assert bmv2.write_entry("insert", native(engine, entry))

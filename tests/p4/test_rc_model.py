@@ -26,20 +26,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from netfold.controller.switch import bmv2_program, pipeline
 from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast
 from netfold.fabric.graph import End
 from netfold.wire import roce
-from softswitch.compiler.driver import compile_file
-from softswitch.engine import entities, linking
+from softswitch.engine import entities
 from softswitch.engine.local import LocalEngine
 from support.models import fold_model
 from support.models.nic_packets import Packet, Rc, opcode_of
 from support.models.slot_model import MICROSECOND, SECOND, TerribleNetwork
 from support.p4.modelled import ModelledFabric, Schedule
-from support.p4.program import PROGRAM, native
+from support.p4.program import library, native, on_bmv2
 from support.p4.rc_fabric import Exact, Sender, allreduce
-from switch_support.bmv2 import Bmv2, by_port
+from switch_support.bmv2 import by_port
 
 FLYING = 60
 """Packets in flight that the network keeps at most."""
@@ -322,9 +320,7 @@ def same_bytes(
 ) -> None:
     """Hands frames to the program for BMv2, on BMv2 and on softswitch, with these entries: the same bytes leave."""
     frames = [one for one in frames[:400] if asks_for_one_at_most(one[1])]
-    library = linking.build(compile_file(PROGRAM, defines=pipeline.BMV2_DEFINES))
-    with LocalEngine.open(library, cpu_port=510) as engine, Bmv2(
-            PROGRAM, folder, ports=4, defines=pipeline.BMV2_DEFINES, work=bmv2_program.lighten) as bmv2:
+    with LocalEngine.open(library(bmv2=True), cpu_port=510) as engine, on_bmv2(folder, ports=4) as bmv2:
         for one in made:
             if isinstance(one, Entry):
                 entry = native(engine, one)

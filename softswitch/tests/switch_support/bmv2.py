@@ -17,7 +17,7 @@ import subprocess
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -40,25 +40,20 @@ _WINDOW = 32
 class Bmv2:
     """One simple_switch_grpc with ports 0..n-1."""
 
-    def __init__(
-        self, program: Path | None, folder: Path, *, ports: int, defines: Mapping[str, str] | None = None,
-        options: Sequence[str] = (), work: Callable[[str], str] | None = None
-    ) -> None:
+    def __init__(self, program: Path | None, folder: Path, *, ports: int, options: Sequence[str] = ()) -> None:
         """Compiles the program and starts it; None: the folder has p4c's program.json and program.txtpb.
 
         options  more of the target's, which stand behind `--`
-        work     what is done to p4c's JSON before BMv2 gets it
         """
         self._folder, self._ports = folder, ports
         self._closing = threading.Event()
         self._json, info = folder / "program.json", folder / "program.txtpb"
         if program is not None:
-            made = p4c.compiled(program, defines)
+            made = p4c.compiled(program)
             self._json.write_bytes(made.json)
             info.write_bytes(made.p4info)
-        if work is not None:
-            self._json.write_text(work(self._json.read_text()))
         self._info = text_format.Parse(info.read_text(), p4r.ForwardingPipelineConfig().p4info)
+        self._outputs = [_Tail(folder / f"{port}_out.pcap") for port in range(ports)]
         self._inputs: list[IO[bytes]] = []
         for port in range(ports):
             path = folder / f"{port}_in.pcap"
@@ -236,7 +231,6 @@ class Bmv2:
         The reader takes the earliest of all ports' next frames, and then waits for the next one of that port.
         """
         upcoming = [[at for at in range(len(frames)) if frames[at][0] == port][::-1] for port in range(self._ports)]
-        outputs = [_Tail(self._folder / f"{port}_out.pcap") for port in range(self._ports)]
 
         def release(port: int) -> None:
             if upcoming[port]:
@@ -252,7 +246,7 @@ class Bmv2:
             left: list[tuple[int, bytes]] = []
             quiet_at = time.monotonic() + wait
             while True:
-                new = [(out, data) for out, tail in enumerate(outputs) for data in tail.take()]
+                new = [(out, data) for out, tail in enumerate(self._outputs) for data in tail.take()]
                 left += new
                 if new:
                     quiet_at = time.monotonic() + wait
@@ -265,7 +259,7 @@ class Bmv2:
     def _come(self, number: int) -> bool:
         """Waits until so many packets have left; False where none comes any more."""
         seen, deadline = -1, 0.0
-        while (now := sum(map(len, self._outputs().values()))) < number:
+        while (now := sum(map(len, self._seen()))) < number:
             if now > seen:
                 seen, deadline = now, time.monotonic() + _SETTLE
             if time.monotonic() > deadline:
@@ -276,20 +270,24 @@ class Bmv2:
     def outputs(self, expected: dict[int, int]) -> dict[int, list[bytes]]:
         """All frames that left, by port, once every port has sent `expected` many or nothing more comes for long."""
         deadline = time.monotonic() + _SETTLE
-        before: dict[int, list[bytes]] = {}
+        before: list[int] = []
         while True:
-            got = self._outputs()
-            quiet = got == before
-            enough = all(len(got[port]) >= expected.get(port, 0) for port in got)
+            got = self._seen()
+            counts = [len(frames) for frames in got]
+            quiet = counts == before
+            enough = all(count >= expected.get(port, 0) for port, count in enumerate(counts))
             if (quiet and enough) or time.monotonic() > deadline:
-                return {port: frames for port, frames in got.items() if frames}
+                return {port: frames for port, frames in enumerate(got) if frames}
             if not quiet:
                 deadline = time.monotonic() + _SETTLE
-            before = got
+            before = counts
             time.sleep(0.2)
 
-    def _outputs(self) -> dict[int, list[bytes]]:
-        return {port: _frames(self._folder / f"{port}_out.pcap") for port in range(self._ports)}
+    def _seen(self) -> list[list[bytes]]:
+        """The frames that have left each port."""
+        for tail in self._outputs:
+            tail.take()
+        return [tail.frames for tail in self._outputs]
 
 
 @functools.cache
@@ -356,10 +354,14 @@ def _add_match(message: p4r.TableEntry, field: int, key: KeyField, value: int, m
 
 
 class _Tail:
-    """Reads the frames of a pcap file that grows."""
+    """Reads the frames of a pcap file that grows.
+
+    frames  all that were read
+    """
 
     def __init__(self, path: Path) -> None:
         self._path, self._at = path, len(_PCAP_HEAD)
+        self.frames: list[bytes] = []
 
     def take(self) -> list[bytes]:
         """The frames since the last call."""
@@ -369,11 +371,8 @@ class _Tail:
             file.seek(self._at)
             frames, size = _whole(file.read())
         self._at += size
+        self.frames += frames
         return frames
-
-
-def _frames(path: Path) -> list[bytes]:
-    return _whole(path.read_bytes()[len(_PCAP_HEAD):])[0] if path.exists() else []
 
 
 def _whole(records: bytes) -> tuple[list[bytes], int]:

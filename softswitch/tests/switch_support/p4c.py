@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""p4c's output for programs, cached by content: for a long one it takes 9 s of processor time, and a dozen tests hand
-the same three variants of it to BMv2."""
+"""p4c's output for programs, cached by content: it takes a second and more of processor time."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ import functools
 import hashlib
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,13 +26,12 @@ class Made(NamedTuple):
     p4info: bytes
 
 
-def compiled(program: Path, defines: Mapping[str, str] | None = None) -> Made:
-    """A program as p4c compiles it; one that is no temporary file comes from the cache, where p4c, its flags and all P4
-    files beside the program are the same.  Raises CalledProcessError where p4c refuses it."""
-    flags = [f"-D{name}={value}" for name, value in (defines or {}).items()]
+def compiled(program: Path) -> Made:
+    """A program as p4c compiles it; one that is no temporary file comes from the cache, where p4c and all P4 files
+    beside the program are the same.  Raises CalledProcessError where p4c refuses it."""
     if program.is_relative_to(tempfile.gettempdir()):
-        return _run(program, flags)
-    digest = hashlib.sha256("\0".join([_version(), program.name, *flags]).encode())
+        return _run(program)
+    digest = hashlib.sha256("\0".join([_version(), program.name]).encode())
     for path in sorted(program.parent.glob("*.p4")):
         digest.update(f"\0{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     folder = cc.default_cache_dir() / "p4c"
@@ -43,15 +40,15 @@ def compiled(program: Path, defines: Mapping[str, str] | None = None) -> Made:
     with cc.lock(kept.with_suffix(".lock")):
         if kept.exists():
             return Made(*cache.unpack(kept.read_bytes()))
-        made = _run(program, flags)
+        made = _run(program)
         files.replace(kept, cache.pack(*made))
     return made
 
 
-def _run(program: Path, flags: list[str]) -> Made:
+def _run(program: Path) -> Made:
     with tempfile.TemporaryDirectory(prefix="p4c-") as folder:
         json, p4info = Path(folder, "program.json"), Path(folder, "program.txtpb")
-        subprocess.run([P4C, *flags, program, "-o", json, "--p4runtime-files", p4info], check=True, timeout=TIMEOUT,
+        subprocess.run([P4C, program, "-o", json, "--p4runtime-files", p4info], check=True, timeout=TIMEOUT,
                        capture_output=True, text=True)
         return Made(json.read_bytes(), p4info.read_bytes())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from netfold.controller.paths.steering import Steering
-from netfold.controller.switch import bmv2_program, fold_tables, pipeline, tables
+from netfold.controller.switch import fold_tables, tables
 from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast
 from netfold.fabric.folding import slots, trees
 from netfold.fabric.generate import leafspine
@@ -19,9 +19,9 @@ from netfold.fabric.graph import CPU_PORT, Fabric, Link
 from netfold.wire import roce
 from softswitch.engine import entities, local
 from support.models.nic_packets import ACK, SEQUENCE, Packet, Rc, icrc_holds
-from support.p4.program import PROGRAM, library, native
+from support.p4.program import library, native, on_bmv2
 from support.p4.wires import write
-from switch_support.bmv2 import Bmv2, by_port
+from switch_support.bmv2 import by_port
 
 FULL = roce.PATH_MTU
 REGION = {0: 1 << 40, 1: 1 << 41}
@@ -225,8 +225,7 @@ def compare_with_bmv2(scene: Scene, folder: Path) -> None:
     groups = [entities.Multicast(e.group, e.replicas) for e in scene.entities if isinstance(e, Multicast)]
     sessions = [entities.CloneSession(e.session, ((e.port, 0),)) for e in scene.entities
                 if isinstance(e, Clone) and e.port < ports]
-    defines = {**pipeline.BMV2_DEFINES, "MAX_CHILDREN": str(scene.children)}
-    with Bmv2(PROGRAM, folder, ports=ports, defines=defines, work=bmv2_program.lighten) as bmv2:
+    with on_bmv2(folder, ports=ports, children=scene.children) as bmv2:
         bmv2.replicate(groups, sessions)
         for entity in scene.entities:
             if isinstance(entity, Entry):
