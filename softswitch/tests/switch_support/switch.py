@@ -18,7 +18,7 @@ from softswitch.engine.program_info import MatchKind, ProgramInfo, Unit
 from softswitch.p4runtime.program import Built, build_executable
 
 PROBE = Path(__file__).parent / "native" / "probe.c"
-SANITIZE = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 _MATCH = {
     MatchKind.EXACT: p4i.MatchField.EXACT,
