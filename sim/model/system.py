@@ -67,7 +67,7 @@ class ModelSystem:
         Slots and ranks only move forward within an epoch: a result that its receivers have, and a sum or result whose
         slot is past it, never matters again.
         """
-        state, received = self.state, tuple(self.received)
+        state, received, leaves = self.state, tuple(self.received), len(self.fabric.leaves)
         return state._replace(
             received=received,
             had=tuple(map(or_, state.had, received)),
@@ -79,15 +79,24 @@ class ModelSystem:
             slots=tuple(map(tuple, self.slots)),
             sums=self._kept(self.sums, self._sum_matters),
             content_sums=self._kept(self.content_sums, self._sum_matters),
-            results=self._kept(self.results, self._result_matters),
+            results=(*[sent and sent & self._lacking(leaf) for leaf, sent in enumerate(self.results[:leaves])],
+                     *self._kept(self.results[leaves:], self._result_matters, first=leaves)),
             acknowledgements=self._kept(self.acknowledgements, self._acknowledgement_matters),
         )
 
-    def _kept(self, sent: list[int], matters: Callable[[int, int], bool]) -> tuple[int, ...]:
-        """The packets of each sender, without those that do not matter."""
+    def _kept(self, sent: list[int], matters: Callable[[int, int], bool], first: int = 0) -> tuple[int, ...]:
+        """The packets of each sender, from the first one on, without those that do not matter."""
         if not any(sent):
             return tuple(sent)
-        return tuple([sum([1 << psn for psn in bits(one) if matters(sender, psn)]) for sender, one in enumerate(sent)])
+        return tuple([sum([1 << psn for psn in bits(one) if matters(sender, psn)])
+                      for sender, one in enumerate(sent, first)])
+
+    def _lacking(self, leaf: int) -> int:
+        """The PSNs of which a receiver of the leaf's results has none."""
+        lacking = 0
+        for rank in self.receivers[leaf]:
+            lacking |= ~self.received[rank]
+        return lacking
 
     def _sum_matters(self, leaf: int, psn: int) -> bool:
         """May a leaf's sum still change anything?  Not once its slot at the spine has it, or is past it."""
@@ -97,7 +106,7 @@ class ModelSystem:
     def _result_matters(self, switch: int, psn: int) -> bool:
         """May a switch's result still change anything?  Not once its receivers have it, or are past it."""
         if switch != self.fabric.spine:
-            return any(not self.received[rank] >> psn & 1 for rank in self.receivers[switch])
+            return self._lacking(switch) >> psn & 1 > 0
         return any(self._result_matters_to(leaf, psn) for leaf in range(switch)) or self.state.restarts > 0
 
     def _result_matters_to(self, leaf: int, psn: int) -> bool:

@@ -82,10 +82,11 @@ def test_the_protocol_is_safe_and_live(fabric: ModelFabric) -> None:
 @pytest.mark.parametrize("leaves", [("ww",), ("w", "w")], ids=str)
 def test_any_two_roles_may_follow_each_other(leaves: tuple[str, ...]) -> None:
     """Of two PSNs in one slot, any ranks contribute, and to any the acknowledgement is enough: slots are taken over
-    from lanes by presence and from presence by lanes."""
-    for lanes in product(range(4), repeat=2):
-        for content in product(range(4), repeat=2):
-            report = explore(ModelFabric(leaves, window=1, slots=2, psns=3, lanes=(0, *lanes), content=(0, *content)))
+    from lanes by presence and from presence by lanes.  What the ranks do in each other's place is explored once."""
+    for roles in product(range(4), repeat=4):
+        if roles <= tuple((0, 2, 1, 3)[ranks] for ranks in roles):
+            lanes, content = (0, *roles[:2]), (0, *roles[2:])
+            report = explore(ModelFabric(leaves, window=1, slots=2, psns=3, lanes=lanes, content=content))
             assert report.live, f"lanes {lanes}, content {content}: {explained(report)}"
 
 
