@@ -25,6 +25,8 @@ YOURS = {"PROGRAM.p4", "fold.c", "l2.p4", "prog.p4", "pushed.p4", "train.py"}
 SYSTEMS = {"asm/socket.h", "linux/udp.h", "rxe_comp.c", "rxe_recv.c", "rxe_req.c", "rxe_resp.c"}
 """Headers that Linux brings, and sources of its drivers."""
 FILES = [str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file()]
+NAMES = {file.split("/", first)[-1] for file in FILES for first in range(file.count("/") + 1)}
+"""What a text may call a file: `host/mesh/tcp.py`, `mesh/tcp.py` or `tcp.py`."""
 
 
 def anchors(page: Path) -> set[str]:
@@ -45,8 +47,7 @@ def remarks(source: Path) -> str:
 def missing_files(text: str) -> set[str]:
     """The files that a text names and that are nowhere: `mesh/tcp.py` may be in any room, `X.c` is any file at all."""
     named = set(re.findall(r"(?<![\w/.-])((?:\w+/)*\w+\.(?:py|c|h|p4))\b(?!\.)", text)) - YOURS - SYSTEMS
-    return {name for name in named if Path(name).stem != "X"
-            and not any(file == name or file.endswith(f"/{name}") for file in FILES)}
+    return {name for name in named - NAMES if Path(name).stem != "X"}
 
 
 @cache

@@ -47,8 +47,8 @@ def foreign(path: Path, tree: ast.AST, owners: dict[str, set[Path]]) -> Iterator
     """Assignments to attributes that only classes of other modules declare."""
     own = {
         id(node)
-        for function in ast.walk(tree) if isinstance(function, Function)
-        for node in stored(function) if isinstance(node.value, ast.Name) and node.value.id in made(function)
+        for function in ast.walk(tree) if isinstance(function, Function) for new in [made(function)]
+        for node in stored(function) if isinstance(node.value, ast.Name) and node.value.id in new
     }
     for node in stored(tree):
         homes = owners.get(node.attr, set())
