@@ -160,17 +160,19 @@ def test_what_was_routed_here_is_no_result() -> None:
             assert "came from the rank before as it sent them: a switch has no entries of this job" in str(error)
 
 
-@pytest.mark.parametrize("rail", ["tcp", "roce"])
 @pytest.mark.parametrize(
-    ("leave", "says"),
+    ("rail", "leave", "says"),
     [
-        (lambda comm: comm.close(), "rank 1 left after operation 2;"),
-        (lambda comm: comm.close("all is learnt"), "rank 1 left after operation 2: all is learnt;"),
-        (lambda comm: comm.close("file x\udcff"), "rank 1 left after operation 2: file x?;"),
-        (lambda comm: comm.__exit__(KeyError, KeyError("x"), None), "rank 1 left after operation 2: KeyError: 'x';"),
-        (lambda comm: comm.__exit__(ValueError, ValueError("a\nb"), None), "left after operation 2: ValueError: a;"),
-        (lambda comm: comm.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None), "operation 2: KeyboardInterrupt;"),
-        (lambda comm: comm.__exit__(None, None, None), "rank 1 left after operation 2;"),
+        ("tcp", lambda comm: comm.close(), "rank 1 left after operation 2;"),
+        ("tcp", lambda comm: comm.close("all is learnt"), "rank 1 left after operation 2: all is learnt;"),
+        ("roce", lambda comm: comm.close("all is learnt"), "rank 1 left after operation 2: all is learnt;"),
+        ("tcp", lambda comm: comm.close("file x\udcff"), "rank 1 left after operation 2: file x?;"),
+        ("tcp", lambda comm: comm.__exit__(KeyError, KeyError("x"), None), "after operation 2: KeyError: 'x';"),
+        ("tcp", lambda comm: comm.__exit__(ValueError, ValueError("a\nb"), None), "after operation 2: ValueError: a;"),
+        ("tcp", lambda comm: comm.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None),
+         "after operation 2: KeyboardInterrupt;"),
+        ("tcp", lambda comm: comm.__exit__(None, None, None), "rank 1 left after operation 2;"),
+        ("roce", lambda comm: comm.__exit__(None, None, None), "rank 1 left after operation 2;"),
     ],
 )
 def test_a_rank_that_leaves_says_when_and_why(rail: Any, leave: Callable[[Communicator], None], says: str) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import array as arrays
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,13 @@ from netfold.host.errors import NetFoldError
 from netfold.testing import loopback_job, on_every_rank
 
 RANKS = 3
+
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[list[Communicator]]:
+    """The ranks of one job."""
+    with loopback_job(RANKS, rail="tcp") as comms:
+        yield comms
 
 
 def everywhere(work: Callable[[MPI.Comm], Any], *, rail: Any = "tcp") -> list[Any]:
@@ -135,13 +142,12 @@ def test_copies() -> None:
     ],
 )
 def test_buffers_that_cannot_be_are_refused(
-    call: Callable[[MPI.Comm], None], error: type[Exception], says: str
+    job: list[Communicator], call: Callable[[MPI.Comm], None], error: type[Exception], says: str
 ) -> None:
     """They are refused before anything is sent, and the communicator stays usable."""
-    with loopback_job(RANKS, rail="tcp") as comms:
-        with pytest.raises(error, match=says):
-            call(MPI.Comm(comms[0]))
-        assert on_every_rank(comms, lambda comm: float(comm.allreduce(np.ones(1))[0])) == [3.0] * 3
+    with pytest.raises(error, match=says):
+        call(MPI.Comm(job[0]))
+    assert on_every_rank(job, lambda comm: float(comm.allreduce(np.ones(1))[0])) == [3.0] * 3
 
 
 def test_the_world_is_the_processs_job(monkeypatch: pytest.MonkeyPatch) -> None:
