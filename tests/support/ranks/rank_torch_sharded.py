@@ -26,7 +26,7 @@ from netfold.host.api.joinable import Next
 from netfold.host.torch import beside
 from netfold.torch import Options
 
-LAYERS, WIDTH, STEPS = 3, 512, 3
+LAYERS, WIDTH, STEPS = 3, 256, 2
 
 
 class PatientFollowing(beside.Following):
