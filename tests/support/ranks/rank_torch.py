@@ -26,7 +26,8 @@ import netfold.torch
 from netfold.torch import NetfoldState, Options, netfold_hook
 from support.hosts.host import impatient
 
-ALL = ("torch_cnn", "torch_lm")
+ALL = {"torch_cnn": "network", "torch_lm": "Transformer"}
+"""Examples, and what makes the model of each."""
 STEPS, LONG = 6, 60
 BUCKET = 0.02
 """MiB of gradients in a bucket: several for these small models."""
@@ -241,8 +242,10 @@ def main(subnet: str, service: str, folder: str) -> None:
     unusual(tcp)
     error = abandoned()
     dist.barrier(group=gloo)  # the rank that stayed away lives on until the others have noticed
+    models = [getattr(importlib.import_module(example), model)() for example, model in ALL.items()]
     result = {
         "printed": printed,
+        "parameters": sum(p.numel() for model in models for p in model.parameters()),
         "error": error,
         "losses": losses,
         "long": long,
