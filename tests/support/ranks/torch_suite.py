@@ -3,9 +3,9 @@
 
     torch_suite.py RESULTS gloo|tcp|folded [TEST ...]
 
-Each test has ranks of its own, forks of this process, which has imported all they need; in ``folded`` a fourth process
-is a switch and its job service.  RESULTS gets a JSON object: test -> [passed, skipped or failed; why; seconds; bytes
-that each rank has folded].
+The ranks are forks of this process, which has imported all they need.  They run one test after the other until one
+does not pass; in ``folded`` each test has a fourth process, a switch and its job service.  RESULTS gets a JSON object:
+test -> [passed, skipped or failed; why; seconds; bytes that each rank has folded].
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import os
 import sys
 import tempfile
 import time
+import traceback
 import unittest
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,37 +70,118 @@ class LikeGloo(str):
         return not self == other
 
 
+class Rank:
+    """A process that is a rank of one test after the other: what torch looks at of a process, and of the pipe to it."""
+
+    def __init__(self, rank: int) -> None:
+        self._line, theirs = FORK.Pipe()
+        self._process = FORK.Process(target=serve, args=(rank, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
+        self._ended: tuple[int | None, str] | None = None
+
+    def begin(self, name: str, file: str, address: str) -> None:
+        """Run a test at this address, with the environment of this process."""
+        self._ended = None
+        self._line.send((name, file, {**os.environ, "NETFOLD_ADDRESS": address}))
+
+    @property
+    def exitcode(self) -> int | None:
+        """The status with which the test has ended; None while it runs."""
+        if self._ended is None and self._line.poll():
+            try:
+                self._ended = self._line.recv()
+            except EOFError:
+                self._process.join()
+                self._ended = self._process.exitcode, ""
+        return None if self._ended is None else self._ended[0]
+
+    def recv(self) -> str:
+        """The traceback of the test."""
+        assert self._ended is not None
+        return self._ended[1]
+
+    def send(self, event: object) -> None:
+        raise BrokenPipeError("this rank tells no traceback while it runs")
+
+    def close(self) -> None:
+        """Does nothing: the pipe is for the next test, too."""
+
+    def terminate(self) -> None:
+        """Does nothing: the process is for the next test, too."""
+
+    def end(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.join()
+        self._line.close()
+
+
+def serve(rank: int, line: Connection) -> None:
+    """Run tests as a rank until one does not end with status 0."""
+    status = 0
+    while status == 0:
+        name, file, environment = line.recv()
+        os.environ |= environment
+        told, pipe = FORK.Pipe()
+        try:
+            Suite._run(rank, name, file, pipe)
+        except SystemExit as end:
+            status = int(end.code or 0)
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        line.send((status, told.recv() if status == Suite.TEST_ERROR_EXIT_CODE else ""))
+
+
 class Suite(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):
     """Torch's tests on this module's way of making the default group."""
 
     way = ""
+    ranks: tuple[Rank, ...] = ()
 
     def setUp(self) -> None:
         super().setUp()
-        theirs.INIT_METHOD = f"file://{TEMPORARY.name}/{self._testMethodName}"
-        Suite.meeting, Suite.folded = FORK.Barrier(RANKS), FORK.Array("q", RANKS)
-        Suite.net, self.network = subnet(), None
+        net, self.network = subnet(), None
         os.environ |= {"NETFOLD_CONTROLLER": "store", "NETFOLD_ALGO": "ring"}
         if self.way == "folded":
-            where, ready = f"unix:{TEMPORARY.name}/{self.net}", FORK.Event()
-            self.network = FORK.Process(target=network, args=(self.net, where, ready), daemon=True)
+            where, ready = f"unix:{TEMPORARY.name}/{net}", FORK.Event()
+            self.network = FORK.Process(target=network, args=(net, where, ready), daemon=True)
             self.network.start()
             assert ready.wait(SECONDS), "the switch has not started"
             os.environ |= {"NETFOLD_CONTROLLER": where, "NETFOLD_ALGO": "innet"}
-        self._start_processes(FORK.Process)
+        if not self.ranks:
+            Suite.meeting, Suite.folded = FORK.Barrier(RANKS), FORK.Array("q", RANKS)
+            Suite.ranks = tuple(map(Rank, range(RANKS)))
+        self.folded[:] = [0] * RANKS
+        self.processes = list(self.ranks)
+        for place, rank in enumerate(self.ranks, start=1):
+            self.pid_to_pipe[rank.pid] = rank
+            rank.begin(self._testMethodName, self.file_name, f"{net}.{place}")
 
     def tearDown(self) -> None:
         if self.network is not None:
             self.network.kill()
             self.network.join()
+        if any(rank.exitcode != 0 for rank in self.ranks):
+            self.end()
         super().tearDown()
+
+    @classmethod
+    def end(cls) -> None:
+        """End the ranks; the next test gets others."""
+        for rank in cls.ranks:
+            rank.end()
+        cls.ranks = ()
 
     def _barrier(self, *args: Any, **kwargs: Any) -> None:
         self.meeting.wait(SECONDS)  # torch's own looks into files every 0.1 s
 
     @classmethod
     def _run(cls, rank: int, *args: Any, **kwargs: Any) -> None:
-        os.environ["NETFOLD_ADDRESS"] = f"{cls.net}.{rank + 1}"
+        theirs.INIT_METHOD = f"file://{TEMPORARY.name}/{args[0]}"
         super()._run(rank, *args, **kwargs)
 
     def run_test(self, name: str, pipe: Any) -> None:
@@ -157,6 +240,7 @@ def main(results: str, way: str, *wanted: str) -> None:
     gc.freeze()  # a fork that collects garbage copies no page of what was imported
     for name in wanted or unittest.TestLoader().getTestCaseNames(Suite):
         Suite(name).run(told)
+    Suite.end()
     Path(results).write_text(json.dumps(told.rows, indent=1))
 
 
