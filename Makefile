@@ -68,9 +68,6 @@ $(STAMP): pyproject.toml softswitch/pyproject.toml cbuild/pyproject.toml
 demo: $(STAMP)  ## Train a model through a fabric of P4 switches; ARGS="--loss 0.01", "--switch bmv2", ...
 	$(BIN)/netfold demo $(ARGS)
 
-# Each of a thousand processes would compile all of Python's text again where the environment says to keep nothing.
-test test-quick test-long: export PYTHONDONTWRITEBYTECODE =
-
 test: $(STAMP)  ## Run all tests; ARGS="-k quantise", ...
 	$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
