@@ -11,7 +11,6 @@ not, a wrong sum, or a stranger that succeeds fails the round.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
 import secrets
@@ -78,16 +77,20 @@ class SoakRound(msgspec.Struct, frozen=True):
 
 
 class ControllerFaults:
-    """The controller of a network and its standby; every death is counted."""
+    """The controller of a network and its standby, if one waits; every death is counted."""
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
+    def __init__(self, network: Network, standby: bool) -> None:
+        self._network, self._standby = network, standby
         self.tried: Counter[str] = Counter()
 
     def kill(self) -> None:
-        """Kill the controller."""
+        """Kill the controller, and wait for the standby if there is one: a controller that is started before that ends
+        when the standby takes over."""
         self.tried["controller"] += 1
-        self._network.end_controller(signal.SIGKILL)
+        if self._standby:
+            self._network.take_over()
+        else:
+            self._network.end_controller(signal.SIGKILL)
 
     def start(self) -> None:
         """Start a controller; where the standby serves, that one waits again."""
@@ -200,7 +203,7 @@ def _round(options: SoakOptions, seed: int) -> SoakRound:
                 ranks = network.launch(command, job="soak", hosts=[h for h in hosts for _ in range(each)], env=env)
                 strangers = Strangers(network, ranks, outside,
                                       [str(fabric.viewer_token_file), str(fabric.tenants[0].token_file)], overheard)
-                controllers, full = ControllerFaults(network), FullDisk(disk, network, ranks)
+                controllers, full = ControllerFaults(network, "standby" in kinds), FullDisk(disk, network, ranks)
 
                 def end() -> None:
                     dropped.update(_dropped(network))
@@ -230,12 +233,10 @@ def _round(options: SoakOptions, seed: int) -> SoakRound:
 
 
 def _dropped(network: Network) -> dict[str, int]:
-    """Unauthenticated packets that the switches have dropped, as far as the controller answers now."""
-    with contextlib.suppress(rpc.Unreachable):
-        status = network.status()
-        return {"spoofed": sum(link.a_to_b.spoofed + link.b_to_a.spoofed for link in status.links),
-                "punts refused": sum(switch.punts.refused for switch in status.switches)}
-    return {}
+    """Unauthenticated packets that the switches have dropped.  Raises rpc.Unreachable."""
+    status = network.status()
+    return {"spoofed": sum(link.a_to_b.spoofed + link.b_to_a.spoofed for link in status.links),
+            "punts refused": sum(switch.punts.refused for switch in status.switches)}
 
 
 def _line(result: SoakRound) -> str:

@@ -75,6 +75,7 @@ def test_a_link_that_breaks_in_an_all_to_all_is_left_by_the_hosts(engine: Engine
     assert "suspect for leaf" in log
 
 
+@pytest.mark.alone
 @in_sandbox(timeout=150)
 def test_tcp_is_led_off_a_path_that_dies(tmp_path: Path) -> None:
     """An uplink swallows packets in silence, and no probe tells: the ranks tell the controller, the switches lead their
