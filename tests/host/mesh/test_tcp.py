@@ -149,7 +149,7 @@ class TcpRanksRun:
 @pytest.mark.parametrize("name", sorted(ALLREDUCE))
 def test_a_rank_that_never_calls_is_named_by_all(name: str) -> None:
     """Ranks that do not wait for it themselves name it too, since wait reports are passed on."""
-    with TcpRanks(6, timeout=0.6) as tcp:
+    with TcpRanks(6, timeout=2.0) as tcp:
         results = tcp.run(lambda mesh: allreduce(mesh, np.ones(5000, np.float32), name), only=[0, 1, 2, 4, 5])
 
     for rank in (0, 1, 2, 4, 5):
