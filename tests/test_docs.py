@@ -26,7 +26,7 @@ SYSTEMS = {"asm/socket.h", "linux/udp.h", "rxe_comp.c", "rxe_recv.c", "rxe_req.c
 """Headers that Linux brings, and sources of its drivers."""
 FILES = [str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file()]
 NAMES = {file.split("/", first)[-1] for file in FILES for first in range(file.count("/") + 1)}
-"""What a text may call a file: `host/mesh/tcp.py`, `mesh/tcp.py` or `tcp.py`."""
+"""All names that a text may use for a file: `host/mesh/tcp.py`, `mesh/tcp.py` or `tcp.py`."""
 
 
 def anchors(page: Path) -> set[str]:

@@ -41,7 +41,8 @@ HELP_SECONDS: Final = 30.0
 """Seconds for a program to print its help."""
 
 _OPTIONS: Final = ("pydantic.type_adapter", "pydantic.types") if find_spec("pydantic") else ()
-"""What new versions of typer read options with: a tenth of the processor time of a controller's start."""
+"""Modules with which new versions of typer read options. Their import takes a tenth of the processor time of a
+controller's start."""
 FORKS: Final = Forks("softswitch.cli.run", "softswitch.cli.start", "softswitch.compiler.driver",
                "softswitch.p4runtime.program", "softswitch.p4runtime.server", "softswitch.thrift",
                "grpc._interceptor", "grpc._server", "netfold.cli.app", "netfold.cli.entry", "netfold.cli.up",
