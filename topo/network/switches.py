@@ -149,7 +149,7 @@ class P4Switch(ABC, WatchedShell, Switch):  # type: ignore[misc]
         """Ask the P4Runtime server for its capabilities until it answers.  Raises SwitchFailed."""
         assert self.child is not None, f"{self.name} was not started"
         options = [("grpc.enable_http_proxy", 0), ("grpc.initial_reconnect_backoff_ms", 100),
-                   ("grpc.min_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 300)]
+                   ("grpc.max_reconnect_backoff_ms", 300)]
         end = self._started + seconds
         with (grpc.insecure_channel(self.grpc, options=options) if self.trust is None
               else grpc.secure_channel(self.grpc, self.trust, options=options)) as channel:

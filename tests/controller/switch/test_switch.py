@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.reconcile import Update
 from netfold.controller.switch.switch import NotPrimary, PacketIn, Session, SwitchError
 from softswitch.p4runtime import notices
-from support.control.controller import PIPELINE, ScriptedServer, session, tiny_p4info, until
+from support.control.controller import BOUND, PIPELINE, ScriptedServer, session, tiny_p4info, until
 
 ENTRY = Entry("In.t", (("port", 5), ("dst", (0x0A000000, 8))), "In.go", (("where", 300),))
 
@@ -361,6 +362,36 @@ async def test_a_switch_that_starts_late_is_waited_for(tmp_path: Path) -> None:
     async with await opening as s:
         assert await s.ensure_pipeline()
     await running.stop(None)
+
+
+async def test_a_switch_that_is_slow_to_greet_is_waited_for(tmp_path: Path) -> None:
+    """The first bytes of its server come after half a second, as over a long way with TLS or from a busy machine:
+    the connection is not given up and tried again for ever."""
+    running = await ScriptedServer().serve(f"unix:{tmp_path}/behind.sock")
+    passed_on = list[asyncio.Task[None]]()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        theirs, ours = await asyncio.open_unix_connection(f"{tmp_path}/behind.sock")
+        await asyncio.sleep(0.5)
+        passed_on.extend([asyncio.create_task(pass_on(reader, ours)), asyncio.create_task(pass_on(theirs, writer))])
+
+    async with await asyncio.start_unix_server(relay, f"{tmp_path}/slow.sock"):
+        async with await Session.open("leaf1", f"unix:{tmp_path}/slow.sock", device_id=1, pipeline=PIPELINE,
+                                      election_id=1, timeout=BOUND) as s:
+            assert await s.ensure_pipeline()
+        await running.stop(None)
+        await asyncio.wait_for(asyncio.gather(*passed_on), BOUND)
+
+
+async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Passes on what comes, until the end of either connection."""
+    with suppress(ConnectionError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    with suppress(ConnectionError):
+        writer.close()
+        await writer.wait_closed()
 
 
 def test_a_quiet_session_is_not_pinged_to_death() -> None:

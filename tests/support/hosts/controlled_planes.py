@@ -30,7 +30,7 @@ from netfold.testing import subnet
 from support.control.controller import BOUND, MemorySwitch
 from support.hosts.loopback_rails import NAMES, STALL, known_links
 
-REJOIN = 1.0
+REJOIN = 4.0
 """Seconds that a rail waits for a rank that does not come: all of them live in this process."""
 
 
