@@ -155,6 +155,8 @@ class PathService:
         self._changed = asyncio.Event()
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._probing: set[Path] = set()
+        """Suspect paths over whose links probes are under way."""
         self._pieces: dict[object, tuple[Job, int, Paths]] = {}
         """Open stream -> the job, rank and paths that were sent on it last."""
 
@@ -245,8 +247,9 @@ class PathService:
             self.changed()  # ranks first: the switches' pins do not change
             await self._replan()
             self._start(self._replan_after(SUSPECT_SECONDS), "a suspicion ends")
-            if self._steering.may_clear(path):
-                self._start(self._verify_suspicion(path, end), "a suspicion is looked into")
+        if path not in self._probing:
+            self._probing.add(path)
+            self._start(self._verify_suspicion(path, end), "a suspicion is looked into")
         return Noted(str(end))
 
     def _start(self, work: Coroutine[None, None, None], name: str) -> None:
@@ -262,12 +265,22 @@ class PathService:
         await self._replan()
 
     async def _verify_suspicion(self, path: Path, end: End) -> None:
-        """Clear a suspicion if probes come through all links of the path."""
-        if await self._links_respond({hop.link for hop in path}, SUSPECT_SECONDS):
+        """Clear a suspicion if probes come through all links of the path.  Where that was done not long ago, the path
+        stays suspect, and is used if its leaves have no other one."""
+        try:
+            came = await self._links_respond({hop.link for hop in path}, SUSPECT_SECONDS)
+        finally:
+            self._probing.discard(path)
+        if came and self._steering.may_clear(path):
             log.warning("probes come through %s to %s: suspect no more", end, path[-1].head)
             self._steering.clear_suspicion(path)
-            self.changed()
-            await self._replan()
+        elif not self._steering.probed(path, came):
+            return
+        elif came:
+            log.warning("probes come through %s to %s, and hosts suspect it again: used where all paths are suspect",
+                        end, path[-1].head)
+        self.changed()
+        await self._replan()
 
     def _current_view(self) -> View:
         if self._view is None:

@@ -10,7 +10,8 @@ can, so the names of dead or suspect paths are pinned to others meanwhile.
 
     operator      modes by destination leaf, pins, drains          `netfold paths`, `netfold drain`
     hosts         suspect paths, which do not answer, for SUSPECT_SECONDS or until probes come through: each bars its
-                  uplink for its destination leaf, and two that share a link bar that link for everybody
+                  uplink for its destination leaf, and two that share a link bar that link for everybody.  Where all
+                  paths between two leaves are suspect, those through which probes come are used
     graph         what is left of the fabric                        -> pins, policies, routes without suspects
 """
 
@@ -93,6 +94,8 @@ class Steering:
         self._suspected: dict[Path, float] = {}
         self._cleared: dict[Path, float] = {}
         """Path -> time at which its suspicion was last cleared, on ``clock``."""
+        self._probed: set[Path] = set()
+        """Paths that stay suspect although probes come through their links."""
         graph = fabric.graph()
         self._kind = paths_of(graph)
         self.whole = self._kind(graph)
@@ -144,15 +147,34 @@ class Steering:
         self._cleared[path] = self._clock()
         self._suspected.pop(path, None)
 
+    def probed(self, path: Path, came: bool) -> bool:
+        """Record whether probes come through the links of a suspect path.  Returns True if that is news."""
+        before = path in self._probed
+        (self._probed.add if came and path in self._active() else self._probed.discard)(path)
+        return before != (path in self._probed)
+
     def _active(self) -> Iterable[Path]:
-        """Suspect paths that still count."""
+        """Suspicions that have not ended."""
         now = self._clock()
         self._suspected = {path: until for path, until in self._suspected.items() if until > now}
+        self._probed &= self._suspected.keys()
         return self._suspected
+
+    def _avoided(self, up: Up) -> frozenset[Path]:
+        """Suspect paths without those that probes come through and whose leaves have no path that nobody suspects.
+        Busy hosts blame good paths, too; without this, a dead one would be used like them then."""
+        active = frozenset(self._active())
+        if not self._probed:
+            return active
+        left = Up.of(self.drains.left(up.graph(self.fabric))).links
+        blamed = {_links_of(path) for path in active}
+        return active - {path for path in self._probed
+                         if not any(_links_of(way) <= left and _links_of(way) not in blamed
+                                    for way in self.whole.paths(path[0].tail, path[-1].head))}
 
     def suspects(self) -> frozenset[SuspectUplink]:
         """The uplink of each suspect path, for its destination leaf: hosts cannot know which link is dead."""
-        return frozenset((path[-1].head, path[0].link) for path in self._active())
+        return _uplinks(self._active())
 
     def shared_links(self) -> frozenset[int]:
         """Numbers of links that several suspect paths share: such a link is probably the dead one, and all leaves can
@@ -167,8 +189,9 @@ class Steering:
         """The present inputs of `usable`: the live graph, suspects, and links that several of them share."""
         left = self.drains.left(graph)
         links = {number for *_, number in left.edges(keys=True)}
-        marks = {mark for mark in self.suspects() if mark[0] in left and mark[1] in links}
-        return left, marks, self.shared_links() & links
+        avoided = self._avoided(Up.of(graph))
+        marks = {mark for mark in _uplinks(avoided) if mark[0] in left and mark[1] in links}
+        return left, marks, _shared_links(avoided) & links
 
     def left(self, graph: nx.MultiGraph[str]) -> PathGraph:
         """The paths of what is up and not drained."""
@@ -244,7 +267,7 @@ class Steering:
 
     def inputs(self, up: Up) -> Inputs:
         """The present inputs of a plan."""
-        return Inputs(up, tuple(self.drains.names), frozenset(self._active()), tuple(self.modes.items()),
+        return Inputs(up, tuple(self.drains.names), self._avoided(up), tuple(self.modes.items()),
                       tuple(sorted(self.chosen.items())))
 
     def base(self, graph: nx.MultiGraph[str]) -> BySwitch:
@@ -374,6 +397,15 @@ def path_of(source_port: int) -> tuple[int, str]:
     return udp_port(source_port) - roce.PATH_PORT, "connection"
 
 
+def _links_of(path: Path) -> frozenset[int]:
+    """The links of a path, which are those of its reverse as well."""
+    return frozenset(hop.link for hop in path)
+
+
+def _uplinks(suspects: Iterable[Path]) -> frozenset[SuspectUplink]:
+    return frozenset((path[-1].head, path[0].link) for path in suspects)
+
+
 def _shared_links(suspects: Iterable[Path]) -> frozenset[int]:
-    paths = {frozenset(hop.link for hop in path) for path in suspects}
+    paths = {_links_of(path) for path in suspects}
     return frozenset(link for link, times in Counter(link for path in paths for link in path).items() if times > 1)

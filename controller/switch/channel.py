@@ -13,7 +13,7 @@ OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),  # no session inherits another's back-off
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 5000),  # the bound of one attempt, not a wait: TLS with a busy switch takes a while
+    ("grpc.min_reconnect_backoff_ms", 5000),  # the bound of an attempt: a busy switch or TLS takes a while
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     # A gRPC server that was not told otherwise, such as BMv2's and ours, ends a connection on which it is pinged more

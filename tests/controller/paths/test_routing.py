@@ -99,6 +99,8 @@ class World:
                 self.steering.suspect(path)
             case "clear":
                 self.steering.clear_suspicion(path)
+            case "probed":
+                self.steering.probed(path, came=number % 4 < 2)
             case "time":
                 self.now += number
             case "pin":
@@ -107,7 +109,7 @@ class World:
                 self.steering.chosen["leaf1", "leaf2", name] = UPLINKS[(number + 1) % 2]
 
 
-KINDS = ("link", "switch", "drain", "mode", "suspect", "clear", "time", "pin", "nothing")
+KINDS = ("link", "switch", "drain", "mode", "suspect", "clear", "probed", "time", "pin", "nothing")
 CHANGES = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 7)), max_size=12)
 
 

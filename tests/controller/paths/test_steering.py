@@ -204,6 +204,44 @@ def test_suspecting_everything_is_suspecting_nothing() -> None:
         ("leaf1", "h2"), ("leaf2", "h1")))
 
 
+def test_of_suspect_paths_alone_those_that_probes_come_through_are_used() -> None:
+    """Both ways and by TCP's names, too; while another path is left, or none lets probes through, probes change
+    nothing."""
+    now = [100.0]
+    fabric = leafspine(2, 3, 4)
+    steering, graph = Steering(fabric, clock=lambda: now[0]), fabric.graph()
+    paths = [path_over(steering, "leaf1", f"spine{n}", "leaf2") for n in (1, 2, 3)]
+
+    def used(a: str = "leaf1", b: str = "leaf2") -> set[str]:
+        clos = steering.usable(*steering.usable_parts(graph))
+        spines = {path[0].head for path in steering.ports(clos, a, b).values()}
+        planned = ways.plan(steering, graph)
+        named = [tcp_ports(port)[0] for port in steering.ports(steering.whole, a, b)]
+        assert {walk(fabric, planned, a, b, name)[1] for name in named} <= spines
+        return spines
+
+    assert not steering.probed(paths[1], came=True), "nobody suspects it"
+    for path in paths[:2]:
+        steering.suspect(path)
+    assert steering.probed(paths[1], came=True)
+    assert not steering.probed(paths[1], came=True), "no news"
+    assert used() == {"spine3"}
+    steering.suspect(path_over(steering, "leaf2", "spine3", "leaf1"))
+    assert steering.usable_parts(graph)[1] == {("leaf2", paths[0][0].link), ("leaf1", paths[2][-1].link)}
+    steering.suspect(paths[2])
+    assert used() == {"spine2"}
+    assert len(steering.suspects()) == 4, "an operator sees them all"
+    assert steering.probed(paths[1], came=False)
+    assert used() == {"spine1", "spine2", "spine3"}
+    steering.probed(paths[1], came=True)
+    steering.drains.mark("spine2", True)
+    assert used() == {"spine1", "spine3"}
+    steering.drains.mark("spine2", False)
+    now[0] += SUSPECT_SECONDS
+    steering.suspect(paths[0])
+    assert used() == {"spine2", "spine3"}, "what probes said ends with the suspicion"
+
+
 def test_a_drained_link_carries_nothing_new_unless_it_is_the_last() -> None:
     """Routes and pins leave it; a drain that would cut the fabric apart does not count."""
     fabric = leafspine(2, 2, 2)
