@@ -12,6 +12,7 @@ What some of the ranks do alone, and messages between two, go over the first rai
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -29,6 +30,8 @@ from netfold.host.rails.rail_set import WatchedRail
 from netfold.host.selection.choice import Collective
 from netfold.host.selection.peers import AUTO, Peers
 
+NAMED_ROWS = 8
+"""Most rows of unequal sizes that an error names."""
 SHORT_BYTES = 64 << 10
 """Largest size in bytes of an operation that is done as a sum.  A sum of zeros and one rank's bytes takes at most twice
 the bytes of links, and saves the exchange that ends a long operation."""
@@ -268,9 +271,16 @@ def _narrows(reduction: Reduction, coding: Coding) -> bool:
 
 
 def _sizes(pieces: Sequence[slice], unit: str = "bytes") -> str:
-    """The rows of each rank in words: ranks that cut the same bytes in other places call different operations."""
+    """The rows of each rank in words: ranks that cut the same bytes in other places call different operations.  Of many
+    unlike rows a checksum stands for those that are not named."""
     sizes = [piece.stop - piece.start for piece in pieces]
-    return f"{sizes[0]} {unit} of each rank" if len(set(sizes)) == 1 else f"{' + '.join(map(str, sizes))} {unit}"
+    if len(set(sizes)) == 1:
+        return f"{sizes[0]} {unit} of each rank"
+    named = " + ".join(map(str, sizes[:NAMED_ROWS]))
+    if len(sizes) <= NAMED_ROWS:
+        return f"{named} {unit}"
+    rest = zlib.crc32(" ".join(map(str, sizes[NAMED_ROWS:])).encode())
+    return f"{named} + ... {unit} ({len(sizes)} rows, checksum of the others {rest:08x})"
 
 
 def _all(data: Flat) -> slice:

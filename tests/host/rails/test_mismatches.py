@@ -11,7 +11,7 @@ import pytest
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import NetFoldError, RankMismatch
-from netfold.host.rails.rail_peers import SHORT_BYTES
+from netfold.host.rails.rail_peers import NAMED_ROWS, SHORT_BYTES
 from netfold.host.rails.shares import Figure
 from netfold.testing import on_every_rank
 from support.hosts.loopback_rails import even, loopback_rails
@@ -36,6 +36,20 @@ def test_ranks_that_call_different_collectives_learn_it() -> None:
             for said in on_every_rank(comms, lambda comm, one=one, other=other: (one, other)[comm.rank](comm)):
                 assert isinstance(said, RankMismatch), said
                 assert "something else; call the same operations" in str(said)
+
+
+def test_rows_of_many_ranks_that_differ_behind_the_named_ones_are_told_briefly() -> None:
+    """Two of ten ranks' rows are the other way round on one rank: a checksum in the error stands for rows that it does
+    not name."""
+    world = NAMED_ROWS + 2
+    with loopback_rails(["tcp", "tcp"], world) as comms:
+        def call(comm: Communicator) -> Any:
+            counts = [*[2] * NAMED_ROWS, *((1, 3) if comm.rank else (3, 1))]
+            return comm.all_gather(np.ones(counts[comm.rank]), counts=counts)
+
+        for said in on_every_rank(comms, call):
+            assert isinstance(said, RankMismatch), said
+            assert f"16 + ... bytes ({world} rows, checksum" in str(said)
 
 
 @pytest.mark.parametrize("cut", [False, True])
