@@ -19,6 +19,7 @@ from netfold.host.operation.conversion import elements_at_ends
 from netfold.host.operation.rail import Flat
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
+from netfold.host.rails.cut import call_number, reduced
 from netfold.host.rails.missing_ranks import MissingRankDetector
 from netfold.host.rails.rail_set import Fenced, RailSet
 from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind, RankState
@@ -32,11 +33,13 @@ class KnownAgreement:
     """A kind of agreement that one rail carries (``Agreements.remember``).
 
     rail     its index
+    call     the number of such a call (``cut.call_number``)
     carry    what carries a request over it
     results  memory for the results by turn, of the size and type of the kind
     """
 
     rail: int
+    call: int
     carry: Callable[[AllreduceRequest], int]
     results: tuple[Flat, Flat]
 
@@ -76,9 +79,10 @@ class Agreements:
         """
         rails, state = self._rails, self._state
         self.carrier, self.failed, begin = rail, False, 0.0
+        call = call_number(reduced(source.size, reduction))
         while True:
             position = rails.advance()
-            came = state.enter_agreement(position, rail)
+            came = state.enter_agreement(position, rail, call)
             begin = begin or came
             self._turn = turn = self._turn ^ 1
             result = self._results[turn]
@@ -97,15 +101,16 @@ class Agreements:
                     self.seconds = state.last_outcome_at - begin
                     return result
                 failure = Fenced("another rank stopped it")
-            if self._settle(failure, position, rail, result, turn, coding):
+            if self._settle(failure, call, rail, result, turn, coding):
                 self.seconds = state.last_outcome_at - begin
                 return result
             self.carrier = rail = self._quickest()
 
-    def remember(self, like: Flat, rail: int, coding: Coding, algorithm: str | None) -> KnownAgreement:
+    def remember(self, request: AllreduceRequest, rail: int) -> KnownAgreement:
         """The kind of agreement that has just succeeded over this rail, for ``repeat``."""
+        like, call = request.source, call_number(reduced(request.source.size, request.reduction))
         results = self._memory(0, like), self._memory(1, like)
-        return KnownAgreement(rail, self._rails[rail].way(coding, algorithm), results)
+        return KnownAgreement(rail, call, self._rails[rail].way(request.coding, request.algorithm), results)
 
     def repeat(self, known: KnownAgreement, request: AllreduceRequest) -> int:
         """Runs an agreement of a kind that has been run before, into ``request.out``, as ``run`` does; no rail may have
@@ -116,7 +121,7 @@ class Agreements:
         position = self._rails.advance(request.number)
         self._turn = turn = self._turn ^ 1
         result = known.results[turn]
-        begin = state.enter_agreement(position, rail)
+        begin = state.enter_agreement(position, rail, known.call)
         try:
             saturated = known.carry(
                 AllreduceRequest(request.source, result, request.reduction, position, request.coding, request.algorithm)
@@ -129,7 +134,7 @@ class Agreements:
                 request.out[...] = result
                 return saturated
             failure = Fenced("another rank stopped it")
-        if not self._settle(failure, position, rail, result, turn, request.coding):
+        if not self._settle(failure, known.call, rail, result, turn, request.coding):
             result = self.run(
                 request.source, request.reduction, self._quickest(), request.coding, request.algorithm
             )
@@ -139,12 +144,12 @@ class Agreements:
         return self.saturated
 
     def _settle(
-        self, failure: NetFoldError, position: int, rail: int, result: Flat, turn: int, coding: Coding
+        self, failure: NetFoldError, call: int, rail: int, result: Flat, turn: int, coding: Coding
     ) -> bool:
         """Ends an agreement that has failed here alike on all ranks.  Returns whether some rank had its result, which
         is then in ``result``; else the rail is dead, and the agreement is to be run over another one.  Raises what ends
         everything."""
-        rails, state = self._rails, self._state
+        rails, state, position = self._rails, self._state, self._rails.position
         if isinstance(failure, RankMismatch):
             rails.stop_mismatched(failure)
         if rails.stopped is not None:
@@ -153,7 +158,7 @@ class Agreements:
             rails.broken.setdefault(rail, failure)
         self.failed = True
         state.leave_rail(rail)
-        committed = self._fence_everywhere(position, rail)
+        committed = self._fence_everywhere(Question(QuestionKind.FENCE, position, rail, call))
         if committed is None:
             state.adopt_outcome(position, None, turn)
             rails.mark_down({rail: failure})
@@ -165,10 +170,9 @@ class Agreements:
         rails.broken.setdefault(rail, failure)
         return True
 
-    def _fence_everywhere(self, position: int, rail: int) -> bytes | None:
+    def _fence_everywhere(self, question: Question) -> bytes | None:
         """Fences an agreement on every rank.  Returns its result where any rank had it, or None where none has it and
         none will."""
-        question = Question(QuestionKind.FENCE, position, rail)
         own = self._state.answer(question)
         if own.outcome is AgreementOutcome.COMMITTED:
             return own.result
@@ -180,7 +184,7 @@ class Agreements:
             answers = self._detector.ask(question, asked)
             for rank, answer in answers.items():
                 if answer.outcome is AgreementOutcome.FORGOTTEN:
-                    raise NetFoldError(f"rank {rank} knows nothing of step {position} any more; join anew")
+                    raise NetFoldError(f"rank {rank} knows nothing of step {question.position} any more; join anew")
                 if answer.outcome is AgreementOutcome.COMMITTED:
                     result = answer.result
                 if answer.outcome not in (AgreementOutcome.NOT_YET, AgreementOutcome.ABSENT, AgreementOutcome.BEHIND):

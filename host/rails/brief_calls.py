@@ -112,10 +112,9 @@ class BriefCalls:
     ) -> None:
         """Remembers the kind of a call that this rail has just carried; the others are those of ``KnownCall``."""
         if len(self._calls) < REMEMBERED:
-            source, coding = request.source, request.coding
-            agreement = self._agreements.remember(source, rail, coding, request.algorithm)
             self._calls[_kind(request)] = KnownCall(
-                live, rail, agreement, source.nbytes, coding.lane_bits, ledger, seconds, LATE_FACTOR * seconds, text
+                live, rail, self._agreements.remember(request, rail), request.source.nbytes, request.coding.lane_bits,
+                ledger, seconds, LATE_FACTOR * seconds, text
             )
 
     def owe(self, seconds: float) -> None:

@@ -49,8 +49,8 @@ MAX_AGREEMENT_BYTES = 2 << 20
 LINGER_SECONDS = 0.3
 """Seconds after its last agreement during which a closing rank still answers."""
 GAVE_UP_LINGER_SECONDS = 0.8
-"""The same in seconds after the rank gave up: waiting ranks ask every quarter of a second, and may wait as long for
-answers."""
+"""The same in seconds after the rank gave up, beside the time after which a waiting rank asks for the first time: it
+asks every quarter of a second, and may wait as long for answers."""
 
 NONE_DOWN: Mapping[int, NetFoldError] = {}
 
@@ -109,6 +109,7 @@ class MultiRail:
         self._rails = RailSet(
             rails, names, state, detector, reopen, place=place, stall=policy.stall, spare=spare is not None, clock=clock
         )
+        self._gave_up_linger = policy.stall + GAVE_UP_LINGER_SECONDS
         self._agreements = Agreements(
             self._rails, state, detector, lambda: self.shares.quickest(self._rails.live), clock
         )
@@ -309,13 +310,11 @@ class MultiRail:
         self._stripes.close()
         if all(figure.bandwidth is not None for figure in self.shares.figures):
             self._keep(self.shares.figures)
-        end = (
-            self._clock() + GAVE_UP_LINGER_SECONDS
-            if self._state.gave_up
-            else self._state.last_outcome_at + LINGER_SECONDS
-        )
-        if lingers and end > self._clock() and self._detector.others:
-            time.sleep(min(end - self._clock(), GAVE_UP_LINGER_SECONDS))
+        lasts = self._gave_up_linger
+        if not self._state.gave_up:
+            lasts = min(lasts, self._state.last_outcome_at + LINGER_SECONDS - self._clock())
+        if lingers and lasts > 0 and self._detector.others:
+            time.sleep(lasts)
         self._channel.close()
         self._rails.close()
 

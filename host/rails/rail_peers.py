@@ -177,7 +177,7 @@ class RailPeers(Peers):
         sizes = np.zeros(self.size, np.int64)
         sizes[self.rank] = max(source.nbytes, out.nbytes)
         rows = [slice(8 * rank, 8 * rank + 8) for rank in range(self.size)]
-        what = f"all_to_all, {held(source)}"
+        what = f"all_to_all, {held(out)}"
         self._fill(what, sizes.view(np.uint8), [rows[self.rank]], rows)
         self._cut(
             "all_to_all", what, int(sizes.max()),

@@ -146,7 +146,6 @@ class RailSet:
         """Number of the last operation of the rails, agreements included: the same on all ranks."""
         self.number = 0
         """Number of the caller's operation under way, for messages."""
-        self._call = 0
         self._told_of, self._telling = 0, threading.Lock()
         self.stopped: BaseException | None = None
         """The error that has ended everything for good: ranks are missing or call different operations, or Ctrl-C."""
@@ -206,14 +205,12 @@ class RailSet:
         """Calls it whenever a rail has failed or is back, on all ranks in the same operation."""
         self._changed = call
 
-    def advance(self, number: int = 0, call: int = 0) -> int:
+    def advance(self, number: int = 0) -> int:
         """Begins an operation on the rails.  Returns its position.
 
         number  of the caller's operation that begins with it; 0: it is part of the one under way
-        call    number of the call whose stripes it carries (``cut.call_number``); 0: it is an agreement
         """
         self.position += 1
-        self._call = call
         if number:
             self.number = number
         return self.position
@@ -301,7 +298,7 @@ class RailSet:
             return False
         if index in self.broken:
             raise self.broken[index]
-        position, name = self.position, self.names[index]
+        (position, _, _, call), name = self._state.place, self.names[index]
         if self._state.fenced(position):
             raise Fenced(f"{name}: another rank found it dead")
         quiet = self._state.record_progress(index, moved)
@@ -313,7 +310,7 @@ class RailSet:
         self._asked[index] = now
         # The rail is quiet here: ask whether it is on all ranks, and whether all are present.
         try:
-            answers = self._detector.ask(Question(QuestionKind.AGE, position, index, self._call), self._detector.others)
+            answers = self._detector.ask(Question(QuestionKind.AGE, position, index, call), self._detector.others)
             quiet = self._state.record_progress(
                 index, moved, ANSWER_SECONDS
             )  # this process is running, however long the others take

@@ -70,15 +70,13 @@ class AgreementOutcome(IntEnum):
     GAVE_UP = 6
     """The asked rank has given up, and ``Answer.result`` holds its verdict."""
     OTHERWISE = 7
-    """The asked rank carries stripes at this position, where the asking one is in an agreement, or those of another
-    call: they call different operations."""
+    """The asked rank is in another call at this position than the asking one: they call different operations."""
 
 
 @dataclass(frozen=True)
 class Question:
     """A question of one rank to another.  ``rail`` is the rail in question, so another plane carries the question.
-    ``call``: the number of the call whose stripes the asking rank carries (``cut.call_number``); 0: it is in an
-    agreement."""
+    ``call``: the number of the call that the asking rank is in (``cut.call_number``)."""
 
     kind: QuestionKind
     position: int
@@ -109,9 +107,9 @@ class OutOfBandChannel(Protocol):
         """Stops answering."""
 
 
-Place = tuple[int, int, float]
-"""A rank's position: its number, the rail that carries the agreement there, or STRIPES, and the time at which the rank
-reached it.  Replaced as a whole, which needs no lock."""
+Place = tuple[int, int, float, int]
+"""A rank's position: its number, the rail that carries the agreement there, or STRIPES, the time at which the rank
+reached it, and the number of the call (``cut.call_number``).  Replaced as a whole, which needs no lock."""
 STRIPES = -1
 """Instead of a rail: at this position several rails carry stripes."""
 
@@ -123,8 +121,6 @@ class _Looks:
     position: int
     moved: dict[int, float]
     """Time of its last progress."""
-    call: int = 0
-    """The number of the call whose stripes are carried; 0: of an agreement."""
     looked: dict[int, float] = field(default_factory=dict)
     """Time of the last check."""
     quiet: dict[int, float] = field(default_factory=dict)
@@ -142,7 +138,7 @@ class RankState:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock: Final = clock
         self._lock = threading.Lock()
-        self.place: Place = (0, STRIPES, 0.0)
+        self.place: Place = (0, STRIPES, 0.0, 0)
         """This rank's position.  Only the calling thread sets it: at an agreement without a call or a lock, since a
         small allreduce takes only a third of a millisecond."""
         self._looks = _Looks(0, {})
@@ -172,20 +168,21 @@ class RankState:
         number (``cut.call_number``)."""
         now = self.clock()
         with self._lock:
-            self.place = position, STRIPES, now
-            self._looks, self._failed = _Looks(position, dict.fromkeys(rails, now), call), {}
+            self.place = position, STRIPES, now, call
+            self._looks, self._failed = _Looks(position, dict.fromkeys(rails, now)), {}
 
-    def enter_agreement(self, position: int, rail: int) -> float:
-        """Records that this rank is at ``position``, in an agreement over this rail.  Returns when, by the clock.  It
-        takes no lock: what is seen of the rail there is looked up by the position."""
+    def enter_agreement(self, position: int, rail: int, call: int = 0) -> float:
+        """Records that this rank is at ``position``, in an agreement over this rail, as a part of a call with this
+        number.  Returns when, by the clock.  It takes no lock: what is seen of the rail there is looked up by the
+        position."""
         now = self.clock()
-        self.place = position, rail, now
+        self.place = position, rail, now, call
         return now
 
     def _here(self) -> tuple[int, bool, float, _Looks]:
         """This rank's position, whether that is an agreement, when it came there, and what has been seen of the rails
         there.  The lock is held."""
-        at, carrier, came = self.place
+        at, carrier, came, _ = self.place
         if self._looks.position != at:  # an agreement of which nobody has seen anything yet
             self._looks = _Looks(at, {carrier: came})
         return at, carrier != STRIPES, came, self._looks
@@ -292,13 +289,13 @@ class RankState:
                 return Answer(outcome, self._age(question), why.encode())
             if question.kind is QuestionKind.GIVE_UP:
                 return self._arbitrate(question.rail)
-            return self._fence(question.position)
+            return self._fence(question)
 
     def _carrier_state(self, question: Question) -> AgreementOutcome:
-        at, in_agreement, _, looks = self._here()
+        at, in_agreement, _, _ = self._here()
         if question.position > at:
             return self._not_there(at)
-        if question.position == at and question.call != looks.call:
+        if self._calls_otherwise(question):
             return AgreementOutcome.OTHERWISE
         # a stripe that failed stays failed through the agreement after it
         last = at - 1 if in_agreement else at
@@ -307,6 +304,10 @@ class RankState:
             if question.position >= last and question.rail in self._failed
             else AgreementOutcome.NOT_YET
         )
+
+    def _calls_otherwise(self, question: Question) -> bool:
+        at, _, _, call = self.place
+        return question.position == at and question.call != call
 
     def _not_there(self, at: int) -> AgreementOutcome:
         return AgreementOutcome.ABSENT if at == 0 or self._ended(at) else AgreementOutcome.BEHIND
@@ -335,7 +336,10 @@ class RankState:
         self._granted |= {rail} & self._live
         return Answer(AgreementOutcome.ABORTED)
 
-    def _fence(self, position: int) -> Answer:
+    def _fence(self, question: Question) -> Answer:
+        position = question.position
+        if self._calls_otherwise(question):
+            return Answer(AgreementOutcome.OTHERWISE)
         self.fenced_at = max(self.fenced_at, position)
         if self._withheld_at == position:
             return Answer(AgreementOutcome.ABORTED)
@@ -348,11 +352,9 @@ class RankState:
                 )
         if self._verdict is not None:
             return Answer(AgreementOutcome.GAVE_UP, result=self._verdict)
-        at, in_agreement, _, _ = self._here()
+        at = self.place[0]
         if position > at:
             return Answer(self._not_there(at))
-        if position == at and not in_agreement:
-            return Answer(AgreementOutcome.OTHERWISE)
         if position < at:
             return Answer(AgreementOutcome.FORGOTTEN)
         self._withheld_at = position

@@ -109,8 +109,7 @@ class StripeThreads:
 
     def run(self, stripes: Mapping[int, Stripe], cut: CutOperation) -> None:
         """Carries all stripes at once.  Returns when each has ended, well or not; raises what ends the whole call."""
-        call = call_number(cut.what)
-        self._state.enter_stripes(self._rails.advance(call=call), list(stripes), call)
+        self._state.enter_stripes(self._rails.advance(), list(stripes), call_number(cut.what))
         jobs: list[Future[None]] = [
             self._threads.submit(self._carry, rail, part, cut) for rail, part in stripes.items()
         ]

@@ -27,6 +27,7 @@ def test_ranks_that_call_different_collectives_learn_it() -> None:
         [lambda comm: comm.broadcast(np.zeros(10), root=0), lambda comm: comm.broadcast(np.zeros(10), root=1)],
         [lambda comm: comm.broadcast(np.zeros(20)), lambda comm: comm.all_gather(np.zeros(10))],
         [lambda comm: comm.barrier(), lambda comm: comm.broadcast(np.zeros(0))],
+        [lambda comm: comm.all_to_all(np.zeros((2, 0))), lambda comm: comm.all_to_all(np.zeros((2, 0), np.int64))],
         [lambda comm: comm.all_gather(np.ones(1), counts=[1, 2]),
          lambda comm: comm.all_gather(np.ones(1), counts=[2, 1])],
         [lambda comm: comm.gather(np.ones(1), counts=[1, 2]), lambda comm: comm.gather(np.ones(1), counts=[2, 1])],
@@ -104,6 +105,17 @@ def test_long_collectives_that_differ_are_told_on_every_rank(
         for said in on_every_rank(comms, lambda comm: LONG_CALLS[other if comm.rank == 1 else one](comm)):
             assert isinstance(said, RankMismatch), said
             assert "no rail is left" not in str(said)
+
+
+@pytest.mark.parametrize("other", [lambda comm: comm.allreduce(np.ones(4, np.int32)), lambda comm: comm.barrier()])
+def test_a_short_call_between_hosts_against_one_through_switches_is_told(other: Callable[[Communicator], Any]) -> None:
+    """Of a sum of float64 switches see nothing, and the hosts' meshes see nothing of what switches carry: no message
+    meets another, and no rail counts as dead for that."""
+    with loopback_rails(["innet", "innet"], 2) as comms:
+        for said in on_every_rank(comms, lambda comm: other(comm) if comm.rank else comm.allreduce(np.ones(4))):
+            assert isinstance(said, RankMismatch), said
+            assert "innet@a up" in str(said)
+            assert "innet@b up" in str(said)
 
 
 @pytest.mark.parametrize("kinds", [["tcp", "tcp"], ["innet", "tcp"]], ids="+".join)

@@ -5,6 +5,7 @@ happened."""
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -165,15 +166,15 @@ def test_three_rails_lose_two() -> None:
 def test_a_result_that_comes_after_its_fence_is_not_taken_whatever_is_fenced_beside_it(other: int) -> None:
     """Both ranks have answered ABORTED for a call, then a question about the one before or after it, and then the rail
     delivers: the call is repeated over the other rail on both."""
-    armed, asked = threading.Event(), list[int]()
+    armed, asked = threading.Event(), list[Question]()
 
     def ask() -> None:
         if armed.is_set():
-            at = ranks.channels.states[0].place[0]
-            asked.append(at)
-            for position in (at, at + other):
+            at, rail, _, call = ranks.channels.states[0].place
+            asked.append(Question(QuestionKind.FENCE, at, rail, call))
+            for question in (asked[0], replace(asked[0], position=at + other)):
                 for state in ranks.channels.states:
-                    state.answer(Question(QuestionKind.FENCE, position, 0))
+                    state.answer(question)
 
     delivered = threading.Barrier(2, ask)  # no rank has stored its result before both have been asked
 
@@ -190,7 +191,7 @@ def test_a_result_that_comes_after_its_fence_is_not_taken_whatever_is_fenced_bes
     ranks.sum(1000, 2)
     assert len(asked) == 1
     for state in ranks.channels.states:
-        assert state.answer(Question(QuestionKind.FENCE, asked[0], 0)).outcome is AgreementOutcome.ABORTED
+        assert state.answer(asked[0]).outcome is AgreementOutcome.ABORTED
     assert [[use.deaths for use in rails.use()] for rails in ranks.rails] == [[1, 0]] * 2
     ranks.close()
 

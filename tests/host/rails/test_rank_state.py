@@ -19,7 +19,7 @@ def at(position: int) -> RankState:
     """A rank in this agreement, on a clock that stands still."""
     state = RankState(lambda: 0.0)
     state.set_live([0, 1])
-    state.place = position, 0, 0.0
+    state.place = position, 0, 0.0, 0
     return state
 
 
@@ -57,23 +57,27 @@ def test_a_fence_that_comes_between_storing_and_looking_finds_the_result() -> No
     assert state.answer(fence(5)).outcome is AgreementOutcome.COMMITTED
 
 
-@pytest.mark.parametrize(("own", "asked"), [(0, 7), (7, 0), (7, 8)])
-def test_a_rank_that_carries_something_else_there_says_so(own: int, asked: int) -> None:
-    """Stripes of another call, or an agreement where there are stripes: not so before it comes there, or afterwards."""
+@pytest.mark.parametrize("stripes", [False, True])
+def test_a_rank_that_is_in_another_call_there_says_so(stripes: bool) -> None:
+    """In stripes or in an agreement, whatever is asked: not so before it comes there, or afterwards, and it may take
+    its result all the same."""
     state = at(5)
-    if own:
-        state.enter_stripes(5, [0, 1], own)
-    ask = [state.answer(Question(QuestionKind.AGE, position, 0, asked)).outcome for position in (4, 5, 6)]
-    assert AgreementOutcome.OTHERWISE not in (ask[0], ask[2])
-    assert ask[1] is AgreementOutcome.OTHERWISE
-    assert state.answer(Question(QuestionKind.AGE, 5, 0, own)).outcome is AgreementOutcome.NOT_YET
+    if stripes:
+        state.enter_stripes(5, [0, 1], 7)
+    else:
+        state.enter_agreement(5, 0, 7)
+    for kind in (QuestionKind.AGE, QuestionKind.FENCE):
+        ask = [state.answer(Question(kind, position, 0, 8)).outcome for position in (4, 5, 6)]
+        assert [outcome is AgreementOutcome.OTHERWISE for outcome in ask] == [False, True, False]
+    assert state.answer(Question(QuestionKind.AGE, 5, 0, 7)).outcome is AgreementOutcome.NOT_YET
+    assert stripes or store(state, 5)
 
 
 def test_a_fence_before_the_rank_comes_withholds_nothing() -> None:
     """A rank that is not there yet has answered so, and takes its result when it comes."""
     state = at(4)
     assert state.answer(fence(5)).outcome is AgreementOutcome.BEHIND
-    state.place = 5, 0, 0.0
+    state.place = 5, 0, 0.0, 0
     assert store(state, 5)
 
 
@@ -83,7 +87,7 @@ def test_a_fence_of_another_agreement_hides_none_that_withholds_a_result(other: 
     result is not taken all the same, and the answer stays."""
     state = at(5)
     assert store(state, 5)
-    state.place = 6, 0, 0.0
+    state.place = 6, 0, 0.0, 0
     assert state.answer(fence(6)).outcome is AgreementOutcome.ABORTED
     expected = {5: AgreementOutcome.COMMITTED, 7: AgreementOutcome.BEHIND}
     assert state.answer(fence(other)).outcome is expected[other]
@@ -96,7 +100,7 @@ def test_a_fence_far_ahead_withholds_nothing() -> None:
     state = at(5)
     assert state.answer(fence(1 << 40)).outcome is AgreementOutcome.BEHIND
     for position in range(5, 9):
-        state.place = position, 0, 0.0
+        state.place = position, 0, 0.0, 0
         assert store(state, position, position & 1)
     assert state.answer(fence(8)).outcome is AgreementOutcome.COMMITTED
 
@@ -107,8 +111,8 @@ def test_what_another_rank_had_is_kept_for_the_next_one_who_asks() -> None:
     state.answer(fence(5))
     state.adopt_outcome(5, RESULT, 0)
     assert state.answer(fence(5)).result == RESULT.tobytes()
-    state.place = 6, STRIPES, 0.0
-    state.place = 7, 0, 0.0
+    state.place = 6, STRIPES, 0.0, 0
+    state.place = 7, 0, 0.0, 0
     assert store(state, 7, 1)
     assert state.answer(fence(5)).outcome is AgreementOutcome.COMMITTED
 
@@ -118,12 +122,12 @@ def test_looks_at_a_rail_are_of_the_present_position_alone() -> None:
     now = [0.0]
     state = RankState(lambda: now[0])
     state.set_live([0])
-    state.place = 1, 0, 0.0
+    state.place = 1, 0, 0.0, 0
     now[0] = 0.02
     assert state.record_progress(0, 0.0) == 0.02
     state.outcomes[0] = 1, RESULT
     assert not state.carries(0)
-    state.place = 2, 0, 0.02
+    state.place = 2, 0, 0.02, 0
     assert state.carries(0)
     assert state.record_progress(0, 0.0) == 0.0
     now[0] = 0.04

@@ -12,6 +12,7 @@ from netfold.controller.switch import tables
 from netfold.wire import roce
 from netfold.wire.jobs import Resume
 from netfold.wire.plan import Plan, RankStream
+from support.control.controller import until
 from support.control.jobs import Rig
 
 
@@ -57,6 +58,7 @@ async def back_and_then(r: Rig, name: str, job: Job, then: Callable[[Recovery], 
     """Bring a switch back whose return lets a job move by choice, and do something else between the moment in which
     that is noticed and the one in which the job begins to move."""
     jobs, recovery = r.controller.jobs, r.controller.jobs._recovery
+    await until(lambda: not recovery.background)  # or the round before would notice it at its end
     noticed, jobs.notice = jobs.notice, lambda: None  # type: ignore[method-assign]
     restart(r, name)
     while recovery.background or not await jobs._placement.reason_to_move(job):
