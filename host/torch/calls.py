@@ -4,6 +4,7 @@ time-out."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,6 +12,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch._C._dynamo import eval_frame
 from torch._C._profiler import _RecordFunctionFast as Record
 
 from netfold.host.torch.completion import run_apart
@@ -44,9 +46,24 @@ def started(name: str, place: int = 0, *, counted: bool = True) -> Callable[[Met
                 work.limit(seconds)
             return work
 
-        return torch._disable_dynamo(call)  # type: ignore[no-any-return]
+        return untraced(call)
 
     return decorate
+
+
+def untraced(how: Method) -> Method:
+    """A method into which Dynamo does not trace.  Without Dynamo nothing is compiled, and its import takes seconds."""
+    hidden = torch._disable_dynamo(how)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (hidden if "torch._dynamo" in sys.modules else how)(*args, **kwargs)
+
+    try:
+        skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
+        eval_frame.set_code_exec_strategy(call.__code__, skip)  # what torch._dynamo.decorators.skip does
+    except AttributeError:  # another version of torch
+        return hidden  # type: ignore[no-any-return]
+    return wraps(how)(call)
 
 
 def _recorded(name: str, inputs: list[torch.Tensor], how: Callable[[], Any]) -> Any:

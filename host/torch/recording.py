@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from netfold.disk import files
+from netfold.host.torch.calls import untraced
 from netfold.host.torch.process_group import NetfoldGroup
 from netfold.host.torch.tensors import flattened
 from netfold.host.torch.work import TorchWork
@@ -242,7 +243,7 @@ class Recording:
             buffer = args[place] if kind != "barrier" else []
             return self._noted(how, kind, group, buffer, peer, asynchronous)
 
-        return torch._disable_dynamo(call)  # type: ignore[no-any-return]
+        return untraced(call)
 
     def _noted(self, how: Callable[[], tuple[Any, Any]], kind: Kind, group: Any, buffer: Any, peer: int,
                asynchronous: bool) -> Any:

@@ -105,7 +105,10 @@ def a_checkpoint(group: dist.ProcessGroup) -> Losses:
 
 
 def a_compiled_model(group: dist.ProcessGroup) -> Losses:
-    return train(torch.compile(parallel(group), backend="aot_eager"))
+    losses = train(torch.compile(parallel(group), backend="aot_eager"))
+    breaks = torch._dynamo.utils.counters["graph_break"]
+    assert not any("NetfoldGroup" in why for why in breaks), breaks
+    return losses
 
 
 def sharded_moments(group: dist.ProcessGroup) -> Losses:
