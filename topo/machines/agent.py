@@ -11,18 +11,21 @@ closed, or the launcher has been silent for SILENT_SECONDS, it ends, and with it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
 
 import msgspec
 
@@ -47,6 +50,7 @@ LOOK_SECONDS: Final = 1.0
 """Seconds between checks of the processes here."""
 PROGRAMS: Final = ("ip", "nsenter", "mnexec", "ethtool", "tc")
 TCP: Final = "tcp:"
+Process: TypeAlias = subprocess.Popen[bytes] | Forked
 
 
 class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,6 +70,8 @@ class MachineAgent(Agent):
         super().__init__(0, self.sockets, out)
         self._heard = time.monotonic()
         self._told: set[int] = set()
+        self._starting: dict[int, tuple[str, Future[Process], list[tuple[Kind, bytes]]]] = {}
+        """The commands whose start is under way, by channel: the name, the process to come, and what arrived for it."""
         self.network: Any = None
 
     def heard(self) -> None:
@@ -92,9 +98,7 @@ class MachineAgent(Agent):
         path = f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"
         return {**os.environ, "PATH": path, **sent}
 
-    def start(
-        self, argv: Sequence[str], folder: str, environment: Mapping[str, str]
-    ) -> subprocess.Popen[bytes] | Forked:
+    def start(self, argv: Sequence[str], folder: str, environment: Mapping[str, str]) -> Process:
         """The controller and ranks are forks of processes that have imported what they need, ranks in their hosts."""
         from netfold.topo.network import switches
 
@@ -105,9 +109,39 @@ class MachineAgent(Agent):
         else:
             return super().start(argv, folder, environment)
         os.stat(folder)
-        process = forks.start(argv, subprocess.PIPE, subprocess.PIPE, input=subprocess.PIPE, environment=environment,
-                              namespaces=namespaces, folder=folder)
-        self._watch(file := os.pidfd_open(process.pid), partial(self._over, file))
+        return forks.start(argv, subprocess.PIPE, subprocess.PIPE, input=subprocess.PIPE, environment=environment,
+                           namespaces=namespaces, folder=folder)
+
+    def _run(self, channel: int, wanted: dict[str, Any]) -> None:
+        """Start a command on a thread of its own: a fork server may import for longer than the launcher waits for a
+        sign of life."""
+        coming: Future[Process] = Future()
+        self._starting[channel] = wanted["argv"][0], coming, []
+        self._send(channel, Kind.HOLD)
+        start = partial(self.start, wanted["argv"], wanted["cwd"], self.environment(wanted["env"]))
+        threading.Thread(target=self._bring, args=(coming, start), name="start of a command", daemon=True).start()
+
+    def _bring(self, coming: Future[Process], start: Callable[[], Process]) -> None:
+        """On the thread of a start: have `collect` find the process, or why there is none."""
+        try:
+            coming.set_result(start())
+        except BaseException as error:
+            coming.set_exception(error)
+        with contextlib.suppress(BlockingIOError):  # it is woken already
+            self._wake.send(b"x")
+
+    def _obey(self, channel: int, kind: Kind, content: bytes) -> None:
+        """What arrives for a command before it has started waits for that."""
+        if channel in self._starting:
+            self._starting[channel][2].append((kind, content))
+        else:
+            super()._obey(channel, kind, content)
+
+    def _started(self, coming: Future[Process]) -> Process:
+        """The process of a start that is over, whose end will be seen.  Raises what the start has raised."""
+        process = coming.result()
+        if isinstance(process, Forked):
+            self._watch(file := os.pidfd_open(process.pid), partial(self._over, file))
         return process
 
     def _over(self, file: int) -> None:
@@ -117,7 +151,15 @@ class MachineAgent(Agent):
         self.collect()
 
     def collect(self) -> None:
-        """Collect commands that have ended; the fabric's own processes are collected by those who started them."""
+        """Serve commands that have started, and collect those that have ended; the fabric's own processes are collected
+        by those who started them."""
+        for channel, (name, coming, arrived) in list(self._starting.items()):
+            if coming.done():
+                del self._starting[channel]
+                self._begin(channel, name, partial(self._started, coming))
+                for kind, content in arrived:
+                    self._obey(channel, kind, content)
+                self._send(channel, Kind.GO)
         for channel, command in list(self._commands.items()):
             if command.process.poll() is not None:
                 self._ended(channel, command)

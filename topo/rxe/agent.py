@@ -203,10 +203,15 @@ class Agent:
     # ---- commands --------------------------------------------------------------------------------------------------
 
     def _run(self, channel: int, wanted: dict[str, Any]) -> None:
+        argv, folder, environment = wanted["argv"], wanted["cwd"], self.environment(wanted["env"])
+        self._begin(channel, argv[0], partial(self.start, argv, folder, environment))
+
+    def _begin(self, channel: int, name: str, start: Callable[[], subprocess.Popen[bytes] | Forked]) -> None:
+        """Serve the command that ``start`` returns, or say why it was not started."""
         try:
-            process = self.start(wanted["argv"], wanted["cwd"], self.environment(wanted["env"]))
+            process = start()
         except OSError as error:
-            self._send(channel, Kind.ERRORS, f"cannot run {wanted['argv'][0]}: {error}\n".encode())
+            self._send(channel, Kind.ERRORS, f"cannot run {name}: {error}\n".encode())
             self._send(channel, Kind.EXIT, struct.pack("!i", 127))
             return
         command = self._commands[channel] = Command(process)
