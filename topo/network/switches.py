@@ -18,7 +18,6 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, ClassVar, Final
 
@@ -40,15 +39,14 @@ READY_SECONDS: Final = 60.0
 HELP_SECONDS: Final = 30.0
 """Seconds for a program to print its help."""
 
-_OPTIONS: Final = ("pydantic.type_adapter", "pydantic.types") if find_spec("pydantic") else ()
-"""Modules with which new versions of typer read options. Their import takes a tenth of the processor time of a
-controller's start."""
 FORKS: Final = Forks("softswitch.cli.run", "softswitch.cli.start", "softswitch.compiler.driver",
                "softswitch.p4runtime.program", "softswitch.p4runtime.server", "softswitch.thrift",
                "grpc._interceptor", "grpc._server", "netfold.cli.app", "netfold.cli.entry", "netfold.cli.up",
-               "netfold.controller.controller", "netfold.controller.garbage", "netfold.p4src", *_OPTIONS)
+               "netfold.controller.controller", "netfold.controller.garbage", "netfold.p4src",
+               "pydantic.type_adapter", "pydantic.types")
 """These import all that a switch imports until its first program runs, and all that the controller does, which is
-forked from the same process: jobs whose trees break while there is none wait for its start."""
+forked from the same process: jobs whose trees break while there is none wait for its start.  With those of pydantic,
+where they are there, new versions of typer read options: a tenth of the processor time of a controller's start."""
 
 
 class P4Switch(ABC, WatchedShell, Switch):  # type: ignore[misc]

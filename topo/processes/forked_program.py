@@ -131,10 +131,11 @@ def _hides(folder: str) -> bool:
 
 
 def import_all(modules: Sequence[str]) -> None:
-    """Import modules for all programs."""
+    """Import modules for all programs, those that are there and can be imported."""
     with _settings_kept():
         for module in modules:
-            importlib.import_module(module)
+            with contextlib.suppress(Exception):  # a program that needs it tells so itself
+                importlib.import_module(module)
 
 
 @contextlib.contextmanager
@@ -166,7 +167,7 @@ def _source(program: Program, folder: str) -> str:
     """The text of a program; "" where it is none of the files that it is likely to be."""
     path = program.path and os.path.join(folder, program.path)
     if path is None:
-        with contextlib.suppress(ImportError, ValueError):
+        with contextlib.suppress(Exception):  # the import of a package that it is in: likewise
             if program.module.partition(".")[0] in WARMED:
                 spec = importlib.util.find_spec(program.module)
                 path = None if spec is None else spec.origin

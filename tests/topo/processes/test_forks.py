@@ -117,9 +117,28 @@ def test_switches_outlive_their_server_which_is_replaced(tmp_path: Path, forks: 
 
 
 def test_a_server_that_cannot_start_is_an_error(tmp_path: Path) -> None:
-    """Nothing hangs where it ends without a word, as where it cannot import what it is to have imported."""
+    """Nothing hangs where it ends without a word, as where its interpreter is broken."""
     with (tmp_path / "log").open("wb") as log, pytest.raises(OSError, match=r"started nothing|Broken pipe|refused"):
-        Forks("no_such_module").start(["/bin/true"], log, log)
+        Forks(environment={"PYTHONHOME": "/nowhere"}).start(["/bin/true"], log, log)
+
+
+def test_modules_that_cannot_be_imported_end_no_server(tmp_path: Path) -> None:
+    """The others are imported: a package that is missing, has no such part as an older release, or fails, is passed
+    over, as is a program's own."""
+    for package, text in (("older", ""), ("torch", "raise OSError('no library')")):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(text)
+    (tmp_path / "there.py").touch()
+    (tmp_path / "program.py").write_text("import sys; print('there' in sys.modules)")
+    server = Forks("no_such_package", "older.newer_part", "torch", "there", environment={"PYTHONPATH": str(tmp_path)})
+    try:
+        for words, status, said in ((["program.py"], 0, "True\n"), (["-m", "torch.part"], 1, "OSError: no library\n")):
+            with (tmp_path / "log").open("w+b") as log:
+                program = server.start([sys.executable, *words], log, log, folder=str(tmp_path))
+                assert program.wait(SECONDS) == status
+                assert Path(log.name).read_text().endswith(said)
+    finally:
+        server.close()
 
 
 # ---- programs of Python ----------------------------------------------------------------------------------------------
@@ -222,14 +241,16 @@ def lines(program: Ended) -> list[str]:
 
 
 def test_a_controller_that_a_network_starts_has_imported_what_it_needs(tmp_path: Path) -> None:
-    """Imports are most of its start, for which jobs wait whose trees have broken meanwhile."""
+    """Imports are most of its start, for which jobs wait whose trees have broken meanwhile: nothing that is listed is
+    passed over but what other versions of typer need."""
     pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
     from netfold.topo.network import switches
 
-    (tmp_path / "up.py").write_text("import sys; print('netfold.controller.controller' in sys.modules)")
+    (tmp_path / "up.py").write_text("import sys; print(set(sys.argv[1:]) - set(sys.modules))")
+    listed = [module for module in switches.FORKS.modules if not module.startswith("pydantic.")]
     server = Forks(*switches.FORKS.modules, environment=SETTINGS)
     try:
-        assert forked(server, [sys.executable, str(tmp_path / "up.py")]).said == "True\n"
+        assert forked(server, [sys.executable, str(tmp_path / "up.py"), *listed]).said == "set()\n"
     finally:
         server.close()
 
