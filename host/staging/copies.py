@@ -148,11 +148,17 @@ class Staged:
             self.chain.fail()
             return
         held = [bundle for bundle in self._bundles if bundle.copies]
-        back, end = self.lane.back, self.lane.device.event()
-        for bundle in held:
-            bundle.precede(back)
-        if held:
+        if not held:
+            return
+        back, device = self.lane.back, self.lane.device
+        try:
+            end = device.event()
+            for bundle in held:
+                bundle.precede(back)
             end.record(back)
+        except Exception:  # of a device that has failed: what the call ends with says more
+            device.pool.lost.extend(held)
+            return
         for bundle in held:
             bundle.release(end)
 

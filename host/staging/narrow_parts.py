@@ -110,8 +110,12 @@ class NarrowParts(Staged):
     def drop(self) -> None:
         """The call has ended: nothing more is copied back."""
         self.lane.device.by_host.discard(self)
-        while self._words:
-            self._words.pop().release(self.lane.back)
+        words, self._words = self._words, []
+        try:
+            for one in words:
+                one.release(self.lane.back)
+        except Exception:  # of a device that has failed: what the call ends with says more
+            self.lane.device.pool.lost.extend(words)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _steps(self) -> str:

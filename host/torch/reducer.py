@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.api.work import Work
-from netfold.host.errors import Closed
+from netfold.host.errors import Closed, NetFoldError, TransportError
 from netfold.host.operation.coding import LaneBits, narrows
 from netfold.host.operation.rail import FOLDED
 from netfold.host.operation.reduction import ReduceOp
@@ -196,9 +197,13 @@ class Reducer:
         self, tensor: torch.Tensor, what: str, staged: TensorParts | NarrowParts, call: Callable[[], object]
     ) -> PendingCollective:
         """Starts the reduction of a tensor on a device."""
+        def carry() -> None:
+            with ending_with(staged.place, self.comm):
+                call()
+
         try:
             self.ahead.prepare(what.partition(",")[0], staged, [tensor])
-            pending = self._begin([tensor], lambda: [self.comm.later(call, what)], staged=staged)
+            pending = self._begin([tensor], lambda: [self.comm.later(carry, what)], staged=staged)
         except BaseException:
             staged.withdraw()
             staged.drop()
@@ -244,6 +249,19 @@ class Reducer:
             over = threading.Event()
             last.when_done(over.set)
             over.wait()
+
+
+@contextmanager
+def ending_with(place: torch.device, comm: Communicator) -> Iterator[None]:
+    """What a device fails with inside ends the communicator as well: this rank may not have begun an operation that the
+    others have, and its next one would be taken for that."""
+    try:
+        yield
+    except (NetFoldError, TypeError, ValueError):  # the communicator's own, and refused arguments
+        raise
+    except BaseException as error:
+        comm.fail(TransportError(f"{comm!r}: {place} has failed: {error}"))
+        raise
 
 
 def _named(name: str, op: ReduceOp, tensor: torch.Tensor) -> str:

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from netfold.host.api.communicator import Communicator
-from netfold.host.errors import CollectiveTimeout, TransportError
+from netfold.host.errors import CollectiveTimeout
 from netfold.host.staging.copies import Copies
 from netfold.host.torch.completion import MarkedOperation, StartedOperation, run_apart
-from netfold.host.torch.reducer import Reducer
+from netfold.host.torch.reducer import Reducer, ending_with
 from netfold.host.torch.tensors import flattened
 from netfold.host.torch.work import TorchWork
 
@@ -80,7 +80,7 @@ def staged(roles: Roles) -> Callable[[Method], Method]:
             if not isinstance(work, TorchWork):
                 copies.withdraw()
             pending = work._pending if isinstance(work, TorchWork) else DelegatedOperation(work)
-            staged = StagedOperation(pending, copies, fills or reads)
+            staged = StagedOperation(pending, copies, fills or reads, self.communicator)
             ahead.begun(kind, staged)
             return TorchWork(staged)
 
@@ -94,11 +94,14 @@ class StagedOperation(MarkedOperation):
 
     inner    the operation
     tensors  that it fills or sends, on the device
+    comm     ends with a device that fails
     """
 
-    def __init__(self, inner: StartedOperation, copies: Copies, tensors: list[torch.Tensor]) -> None:
+    def __init__(
+        self, inner: StartedOperation, copies: Copies, tensors: list[torch.Tensor], comm: Communicator
+    ) -> None:
         super().__init__(tensors)
-        self._inner, self._copies = inner, copies
+        self._inner, self._copies, self._comm = inner, copies, comm
         self.staged, self.begun = copies, inner.begun
         inner.when_done(self._end)
 
@@ -121,12 +124,14 @@ class StagedOperation(MarkedOperation):
         failed: BaseException | None = None
         try:
             self._inner.await_end(0.0)
-            self._copies.fill()
+            with ending_with(self._copies.place, self._comm):
+                self._copies.fill()
         except BaseException as error:  # whoever waits is to hear it
             failed = error
             if self._copies.chain is None:
                 self._copies.drop()  # else once the error is known
-        self.mark(failed)
+        finally:
+            self.mark(failed)
 
 
 class DelegatedOperation(MarkedOperation):
@@ -166,8 +171,5 @@ def _check(what: str, fills: list[torch.Tensor]) -> None:
 def _arrive(comm: Communicator, copies: Copies) -> None:
     """Waits on the communicator's thread for the copies.  If that fails, no operation can begin any more: it would send
     memory that was never filled."""
-    try:
+    with ending_with(copies.place, comm):
         copies.arrive_in_turn()
-    except BaseException as error:
-        comm.fail(TransportError(f"{comm!r}: tensors on {copies.place} could not be copied to the host: {error}"))
-        raise

@@ -6,19 +6,26 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import pytest
 
+from netfold.host.api.communicator import Communicator
 from support import needs
 
 torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
+import torch.distributed as dist  # noqa: E402
 from torch.futures import Future  # noqa: E402
 
+from netfold.host.staging.copies import Staging  # noqa: E402
 from netfold.host.torch.completion import StartedOperation, Threads  # noqa: E402
+from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
 from netfold.host.torch.reducer import Reducer  # noqa: E402
-from netfold.testing import loopback_job  # noqa: E402
+from netfold.testing import loopback_job, on_every_rank  # noqa: E402
+from support.devices.late_device import LateDevice, LateStream  # noqa: E402
 from support.hosts.messengers import SOON, messengers  # noqa: E402
 
 DEPTH = 5
@@ -91,6 +98,40 @@ def test_a_callback_that_raises_ends_its_own_future_alone() -> None:
         assert first.future.wait()[0].tolist() == [2.0, 2.0]
         for reducer in reducers:
             reducer.close()
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "allreduce"])
+def test_a_device_that_fails_after_the_collective_ends_the_work_and_the_communicator(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device takes no copy back, nor anything else: the work has its error, and the next call would have it."""
+    store, take = dist.HashStore(), LateStream.take
+    lost: list[LateStream] = []
+
+    def gone(stream: LateStream, item: Any) -> None:
+        if stream in lost:
+            raise RuntimeError("the device is gone")
+        take(stream, item)
+
+    def rank(comm: Communicator) -> list[str]:
+        group, device, tensor = NetfoldGroup(store, comm, timedelta(seconds=SOON)), LateDevice(), torch.ones(3)
+        group._reducer.staging = Staging(device.of)
+        lane = group._reducer.staging.lane("this", [tensor])
+        assert lane is not None
+        lost.append(lane.back)
+        work: Any = group.allreduce([tensor]) if kind == "allreduce" else group.broadcast([tensor], root=0)
+        ended = threading.Event()
+        work._pending.when_done(ended.set)
+        assert ended.wait(SOON)
+        assert work.is_completed()
+        problem = comm.problem
+        group.shutdown()
+        return [str(work.exception()), type(problem).__name__, str(problem).partition(": ")[2]]
+
+    monkeypatch.setattr(LateStream, "take", gone)
+    with loopback_job(2, rail="tcp") as comms:
+        found = on_every_rank(comms, rank)
+    assert found == [["the device is gone", "TransportError", "cpu has failed: the device is gone"]] * 2
 
 
 def test_no_call_waits_for_another(caplog: pytest.LogCaptureFixture) -> None:
