@@ -4,7 +4,7 @@
     caller's thread        at the call: gives the device all of this, and goes on
       out                  ready -> copies out -> arrived
       late                 arrived -> tells the host
-      back                 arrived, wait for word 1 -> copies back of part 1 -> wait for word 2 -> ... -> done
+      back                 arrived, wait for word 1 -> copies back of part 1 -> wait for word 2 -> ... -> told -> done
     communicator's thread  told -> collective of part 1 -> raises the word to 1 -> ...
 
 Nothing is given to the device later.  So the host raises a word after work that the device was given before the wait
@@ -125,6 +125,8 @@ class Chain:
             for bundle, _ in step:
                 bundle.precede(late)
             flags.tell(late, self._told, number)
+        told = self._lane.device.event()
+        told.record(late)
         back.wait_event(self._ready)
         for number, step in enumerate(self._steps, 1):
             for bundle, _ in step:
@@ -133,6 +135,7 @@ class Chain:
             for bundle, which in step:
                 if which:
                     bundle.fill(which)
+        back.wait_event(told)  # the host may have given it up, and the words' memory is free when ``back`` is done
         self._end()
 
     def _stops(self) -> bool:

@@ -232,6 +232,28 @@ def test_a_lost_device_is_waited_for_once() -> None:
     assert limits == [0.01, 0.0, 0.0, 0.0]
 
 
+def test_a_device_that_copies_out_too_late_writes_no_word_into_memory_of_another_call() -> None:
+    """The host has given it up; the words' memory is free only once the device has told of its copies out."""
+    device, tensor = LateDevice(), torch.ones(3)
+    call = TensorParts(Lane(device), tensor)
+    assert call.chain_up(0.01) == ""
+    assert call.chain is not None
+    words = call.chain._buffer
+    call.chain.give()
+    device.failure = RuntimeError("it is late")
+    with pytest.raises(TimeoutError):
+        call.run(lambda part, place: None)
+    call.drop()
+    device.failure = None
+    device.run(call.lane.back)
+    taken = [device.pool.take(1) for _ in range(2)]
+    other = next(buffer for buffer in taken if buffer is not None and buffer.data_ptr() == words.data_ptr())
+    other.fill_(7)
+    for stream in device.streams:
+        device.run(stream)
+    assert (other == 7).all()
+
+
 def test_what_the_device_cannot_begin_is_left_to_the_host() -> None:
     """Without room for all copies, beside calls that the host copies, of sparse tensors, and where ranks reduce on
     their devices, be that the CPU; the reason says so."""
