@@ -208,6 +208,11 @@ class Communicator(Group):
         return self._parts.dispatch.rail
 
     @property
+    def timeout(self) -> float:
+        """Seconds without progress after which a collective gives up."""
+        return self._parts.settings.timeout
+
+    @property
     def problem(self) -> NetFoldError | None:
         """Why no operation can begin, or the controller's report that will end the next one, such as the loss of a
         rank; None if all is well."""

@@ -26,8 +26,6 @@ from netfold.host.torch.completion import StartedOperation
 from netfold.host.torch.tensors import dtype_name
 
 WAIT_VARIABLE: Final = "NETFOLD_WAIT"
-LIMIT: Final = 1800.0
-"""Seconds that the host waits for copies out, as torch's own limit."""
 Wait = Literal["host", "device"]
 """What the ``wait`` of an operation on a device's tensors blocks."""
 
@@ -58,12 +56,11 @@ def check_device() -> None:
 class RunAhead:
     """Decides which operations of a group the device finishes by itself, and keeps the error of one that failed.
 
-    on     False: none of them
-    limit  seconds that the host waits for copies out
+    on  False: none of them
     """
 
-    def __init__(self, comm: Communicator, *, on: bool = False, limit: float = LIMIT) -> None:
-        self._comm, self._on, self._limit = comm, on, limit
+    def __init__(self, comm: Communicator, *, on: bool = False) -> None:
+        self._comm, self._on = comm, on
         self._kept: deque[StartedOperation] = deque()
         """The last operations with a chain: the caller's thread frees their memory, once another one is done."""
         self._said: set[str] = set()
@@ -80,7 +77,7 @@ class RunAhead:
         """
         if not self._on:
             return
-        why = _refused(fills) or staged.chain_up(self._limit)
+        why = _refused(fills) or staged.chain_up(self._comm.timeout)
         if why and (key := f"{what}: {why}") not in self._said:
             self._said.add(key)
             log.info("%r: %s: wait() blocks the host, since %s", self._comm, what, why)

@@ -71,7 +71,7 @@ class NetfoldGroup(dist.ProcessGroup):
         rank, size = communicator.rank, communicator.size
         super().__init__(rank, size)
         self.communicator = communicator
-        self._reducer = Reducer(communicator, inside=inside, ahead=ahead, limit=timeout.total_seconds())
+        self._reducer = Reducer(communicator, inside=inside, ahead=ahead)
         self.together = together
         if together:
             warn_where_nothing_joins(communicator)

@@ -28,7 +28,7 @@ from netfold.host.staging.device import Cpu
 from netfold.host.staging.device_step import InsideParts
 from netfold.host.staging.lanes import NarrowLanes
 from netfold.host.staging.narrow_parts import NarrowParts
-from netfold.host.torch.ahead import LIMIT, RunAhead
+from netfold.host.torch.ahead import RunAhead
 from netfold.host.torch.beside import Following, JoiningScatter
 from netfold.host.torch.completion import Call, StartedOperation, on_our_thread
 from netfold.host.torch.inside_group import Inside, Opener, inside_from_environment, kind_of
@@ -77,15 +77,13 @@ class Reducer:
     staging  of tensors on devices
     inside   what reduces them inside a machine; default: what the environment says
     ahead    waits for tensors on devices block their stream, where that can be
-    limit    seconds that the host then waits for a device's copies out
     """
 
     def __init__(
-        self, comm: Communicator, staging: Staging | None = None, inside: Inside | None = None, *, ahead: bool = False,
-        limit: float = LIMIT,
+        self, comm: Communicator, staging: Staging | None = None, inside: Inside | None = None, *, ahead: bool = False
     ) -> None:
         self.comm = comm
-        self.ahead = RunAhead(comm, on=ahead, limit=limit)
+        self.ahead = RunAhead(comm, on=ahead)
         self.staging = staging or Staging()
         self._inside = inside_from_environment(inside)
         self._cpu = Lane(Cpu())

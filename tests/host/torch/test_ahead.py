@@ -240,6 +240,19 @@ def test_a_rank_that_never_calls_holds_up_no_stream() -> None:
     on_two(rank, timeout=1.0, closed=False)
 
 
+def test_a_device_has_the_communicators_time_out_to_copy_out() -> None:
+    """Not torch's, which is longer here: ``Options(timeout=)`` and the environment count."""
+
+    def rank(group: NetfoldGroup, device: LateDevice) -> str:
+        device.failure = RuntimeError("it never copies out")
+        group.allreduce([torch.ones(3)]).get_future_result().wait()
+        problem = group.communicator.problem
+        group.abort()
+        return str(problem)
+
+    assert all("has not copied out within 0.3 s" in said for said in on_two(rank, timeout=0.3, closed=False))
+
+
 def test_floats_without_nan_are_left_to_the_host() -> None:
     """Nothing could say that there is no sum."""
     assert "float4_e2m1fn_x2 has no value that" in _refused([torch.zeros(1, dtype=torch.uint8).view(
