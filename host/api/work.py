@@ -112,6 +112,10 @@ class Work(Generic[T]):
         """True if ``wait`` would return, or raise the operation's error, at once."""
         return self._done.is_set() or self._left_behind()
 
+    def failed(self) -> bool:
+        """True if ``wait`` would raise the operation's error at once."""
+        return self._left_behind() or (self._done.is_set() and self._error is not None)
+
     def add_done_callback(self, callback: Callable[[Work[T]], object]) -> None:
         """Calls ``callback(work)`` once the operation is done: on the communicator's thread, or here if it is done
         already.

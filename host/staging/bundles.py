@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -29,6 +30,14 @@ class Lane:
     def give_up(self) -> None:
         """The device has not told of copies out in time: the host waits for no others."""
         self.silent = True
+
+    def order(self) -> None:
+        """Orders the calling thread's stream behind all copies back that the device was given, such as NaN of calls
+        that have failed."""
+        with contextlib.suppress(Exception):  # of a device that has failed
+            event = self.device.event()
+            event.record(self.back)
+            self.device.current().wait_event(event)
 
     def ready(self) -> DeviceEvent:
         """The end of what the caller's stream has been given.  Raises ValueError where that is being captured."""

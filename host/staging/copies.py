@@ -79,6 +79,11 @@ class Staging:
             raise ValueError(f"{what} of tensors on {found.place} and {apart.device}: expected one device")
         return self._lanes.get(found.place) or self._lanes.setdefault(found.place, Lane(found))
 
+    def order(self) -> None:
+        """Orders the calling thread's streams behind all copies back that devices were given."""
+        for lane in list(self._lanes.values()):
+            lane.order()
+
 
 class Staged:
     """The copies of one call, and the end of the copies back.

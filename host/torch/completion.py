@@ -122,8 +122,11 @@ class StartedOperation(ABC):
         try:
             self.await_end(timeout)
         except BaseException:
-            if self._heard is not None and self.carried():  # else the time is over, and it goes on
-                self._heard()
+            if self.carried():  # else the time is over, and it goes on
+                if self._heard is not None:
+                    self._heard()
+                if self.staged is not None:
+                    self.staged.lane.order()  # or what it is filled with would come after what the program does next
             raise
 
     def on_error(self, call: Call) -> None:
@@ -148,9 +151,13 @@ class StartedOperation(ABC):
     def carried(self) -> bool:
         """True once the host has done its part, or the operation has failed."""
 
+    @abstractmethod
+    def failed(self) -> bool:
+        """True if it has been carried out, with an error."""
+
     def done(self) -> bool:
         """True if the tensors hold the result, or the operation has failed."""
-        return self.carried() and (self.staged is None or self.staged.over())
+        return self.carried() and (self.staged is None or self.failed() or self.staged.over())
 
     @abstractmethod
     def when_done(self, call: Call) -> None:
@@ -227,6 +234,9 @@ class MarkedOperation(StartedOperation):
     @property
     def ended(self) -> float:
         return self._ended
+
+    def failed(self) -> bool:
+        return self._error is not None
 
     def when_done(self, call: Call) -> None:
         with self._lock:

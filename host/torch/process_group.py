@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from netfold.host.api.communicator import Communicator
-from netfold.host.errors import Closed
+from netfold.host.errors import Closed, NetFoldError
 from netfold.host.operation.reduction import ReduceOp
 from netfold.host.staging.device import devices
 from netfold.host.torch import flat, movement, pieces
@@ -239,8 +239,12 @@ class NetfoldGroup(dist.ProcessGroup):
                 ends.callback(self._reducer.close)
 
     def check(self) -> None:
-        """Raises the error of an operation that the program has gone on without."""
-        self._reducer.ahead.check()
+        """Raises the error of an operation that the program has gone on without, whose tensors are NaN by then."""
+        try:
+            self._reducer.ahead.check()
+        except NetFoldError:
+            self._reducer.staging.order()
+            raise
 
     def let_go(self, why: str) -> None:
         """Drops all it has; later calls are refused for this reason.

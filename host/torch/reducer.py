@@ -64,6 +64,9 @@ class PendingCollective(StartedOperation):
     def carried(self) -> bool:
         return all(work.done() for work in self.works)
 
+    def failed(self) -> bool:
+        return any(work.failed() for work in self.works)
+
     def when_done(self, call: Call) -> None:
         if self.works:
             self.works[-1].add_done_callback(lambda _: call())  # they run in this order
@@ -239,7 +242,8 @@ class Reducer:
         return pending
 
     def close(self) -> None:
-        """Waits for operations under way, at most for the communicator's timeout."""
+        """Waits for operations under way, at most for the communicator's timeout; what the calling thread's streams are
+        given next comes after their copies back."""
         with self._lock:
             self._closed = True
             last, self._last = self._last, None
@@ -247,6 +251,7 @@ class Reducer:
             over = threading.Event()
             last.when_done(over.set)
             over.wait()
+        self.staging.order()
 
 
 @contextmanager

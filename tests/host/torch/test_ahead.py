@@ -240,6 +240,57 @@ def test_a_rank_that_never_calls_holds_up_no_stream() -> None:
     on_two(rank, timeout=1.0, closed=False)
 
 
+@pytest.mark.parametrize("heard", ["by a wait", "by a future", "by the next call", "at the end"])
+def test_no_nan_comes_after_what_the_program_does_next(heard: str) -> None:
+    """Whoever has the error may fill the tensors anew: the stream goes on behind the NaN of all that has failed."""
+
+    def rank(group: NetfoldGroup, queued: LateDevice) -> list[float]:
+        if group.rank():
+            group.abort()
+            return []
+        device, tensor = LateDevice(), torch.ones(3)
+        group._reducer.staging = Staging(device.of)
+        with device.on(device.stream()):
+            work: Any = group.allreduce([tensor])
+            ended = threading.Event()
+            work._pending.when_done(ended.set)
+            assert ended.wait(SECONDS)
+            calls: dict[str, Callable[[], Any]] = {
+                "by a wait": work.wait, "by a future": lambda: work.get_future().wait(), "by the next call":
+                group.barrier, "at the end": group.shutdown,
+            }
+            with pytest.raises(RuntimeError):
+                calls[heard]()
+            device.enqueue(device.current(), lambda: tensor.fill_(7))
+            device.run(device.current())
+        for stream in device.streams:
+            device.run(stream)
+        group.abort()
+        return tensor.tolist()
+
+    assert on_two(rank, timeout=0.3, closed=False)[0] == [7.0] * 3
+
+
+def test_a_failed_operation_is_over_whatever_its_device_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its work says so, and has its error, although the device answers nothing any more."""
+
+    def query(event: LateEvent) -> bool:
+        raise RuntimeError("the device is gone")
+
+    def rank(group: NetfoldGroup, device: LateDevice) -> list[Any]:
+        if group.rank():
+            group.abort()
+            return []
+        work = group.allreduce([torch.ones(3)])
+        group._reducer.close()
+        monkeypatch.setattr(LateEvent, "query", query)
+        found = [work.is_completed(), work.is_success(), isinstance(work.exception(), NetFoldError)]
+        group.abort()
+        return found
+
+    assert on_two(rank, timeout=0.3, closed=False)[0] == [True, False, True]
+
+
 def test_a_device_has_the_communicators_time_out_to_copy_out() -> None:
     """Not torch's, which is longer here: ``Options(timeout=)`` and the environment count."""
 
