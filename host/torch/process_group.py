@@ -270,10 +270,13 @@ class NetfoldGroup(dist.ProcessGroup):
     def abort(self) -> None:
         """Ends operations under way, and a ``shutdown`` on another thread, with an error, and leaves the job.  Does
         nothing after the group has left."""
-        communicator, messenger = (self.__dict__.get(name) for name in ("communicator", "_messenger"))
+        communicator, reducer, messenger = (
+            self.__dict__.get(name) for name in ("communicator", "_reducer", "_messenger")
+        )
         try:
+            if reducer is not None:
+                reducer.ahead.give_up()
             if communicator is not None:
-                self._reducer.ahead.give_up()
                 communicator.abort("its process group was aborted")
         finally:
             try:

@@ -381,6 +381,31 @@ def test_an_abort_ends_a_shutdown_that_another_thread_has_begun(caplog: pytest.L
     assert "1 messages" in caplog.text
 
 
+def test_an_abort_does_nothing_whenever_a_shutdown_ends() -> None:
+    """The group may leave on another thread between any two things that the abort looks at."""
+    store, left = dist.HashStore(), [0]
+
+    class Leaving(NetfoldGroup):
+        def __getattribute__(self, name: str) -> Any:
+            found = super().__getattribute__(name)
+            if name == "__dict__" and left[0]:
+                left[0] -= 1
+                if not left[0]:
+                    other = threading.Thread(target=self.shutdown)
+                    other.start()
+                    other.join(20)
+            return found
+
+    for looks in range(1, 5):
+        with loopback_job(1, rail="tcp") as comms:
+            group = Leaving(store, comms[0], timedelta(seconds=20))
+            left[0] = looks
+            group.abort()
+            assert not left[0]
+            with pytest.raises(Closed, match="destroyed"):
+                _ = group.communicator
+
+
 def test_what_one_part_raises_at_the_end_keeps_no_other_part_open() -> None:
     """Whatever the collectives or the messages end with, the rest is closed, and the group has left."""
     store = dist.HashStore()
