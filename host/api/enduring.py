@@ -198,8 +198,9 @@ class EnduringCommunicator(Communicator, on_loss="shrink"):
         if not ahead.size:
             return None
         giver = int(ahead[0])
+        like = self._kept if self.rank in ahead else source  # who is ahead is in the next operation
         given = np.ascontiguousarray(
-            self._kept if self.rank == giver else np.empty_like(source, native(source))  # type: ignore[arg-type]
+            like if self.rank == giver else np.empty_like(like, native(like))  # type: ignore[arg-type]
         )
         super().broadcast(given, root=giver)
         return given if self.rank in behind else None

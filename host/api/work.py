@@ -150,6 +150,14 @@ class Work(Generic[T]):
             for callback in callbacks:
                 self._run_callback(callback, BaseException)  # others wait for what this thread does next
 
+    def _refuse(self, error: Closed) -> None:
+        """Ends it with this error instead of making the call."""
+        def refused() -> T:
+            raise error
+
+        self._call = refused
+        self._run()
+
     def _run_callback(
         self, callback: Callable[[Work[T]], object], logged: type[BaseException] = Exception
     ) -> None:
@@ -172,6 +180,8 @@ class OperationSequencer:
         self.broken: NetFoldError | None = None
         self._closed: Closed | None = None
         """The error of all later calls; None while it is open."""
+        self._closing: Closed | None = None
+        """The same from the moment at which ``close`` begins to wait: nothing is begun asynchronously any more."""
         self._closes = itertools.count()
         """Numbers the threads that close this object, atomically: only the one that draws 0 closes it."""
         self._process = os.getpid()
@@ -293,10 +303,12 @@ class OperationSequencer:
             self.broken = None
 
     def later(self, call: Callable[[], T], what: str) -> Work[T]:
-        """Runs ``call``, which begins its operation itself, after all calls that were started before it."""
+        """Runs ``call``, which begins its operation itself, after all calls that were started before it.  Raises
+        Closed, also while ``close`` waits."""
         notice()
-        if self._closed is not None:
-            raise self._closed
+        closed = self._closed or self._closing
+        if closed is not None:
+            raise closed
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="netfold", daemon=True)
             self._thread.start()
@@ -307,6 +319,9 @@ class OperationSequencer:
             work._starts = lambda: timeline.add(QUEUED, what, begin, time.monotonic_ns())
         self._last = work  # type: ignore[assignment]
         self._queue.put(work)  # type: ignore[arg-type]
+        if self._closing is not None and threading.current_thread() is not self._thread:
+            self._thread.join()  # close() has begun meanwhile: the thread may be over, and have left this work
+            self._refuse_rest()
         return work
 
     def close(self) -> bool:
@@ -315,12 +330,14 @@ class OperationSequencer:
         notice()
         if self._closed is not None:
             return False
-        if self._thread is not None and threading.current_thread() is not self._thread:
+        self._closing = self._closing or Closed(f"{self.me}: the communicator was closed")
+        if self._thread is not None:
             self._queue.put(None)
-            self._thread.join()  # bounded: every operation is
+            if threading.current_thread() is not self._thread:
+                self._thread.join()  # bounded: every operation is
         alone = self._wait_for_others()
         first = next(self._closes) == 0  # another thread, or a signal's handler, may have come as far
-        self._closed = self._closed or Closed(f"{self.me}: the communicator was closed")
+        self._closed = self._closed or self._closing
         if alone:
             self._lock.release()
         if first:
@@ -353,3 +370,12 @@ class OperationSequencer:
     def _serve(self) -> None:
         while (work := self._queue.get()) is not None:
             work._run()
+        self._refuse_rest()
+
+    def _refuse_rest(self) -> None:
+        """Ends works that stand behind the end of the queue."""
+        assert self._closing is not None
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (work := self._queue.get_nowait()) is not None:
+                    work._refuse(self._closing)

@@ -84,11 +84,12 @@ def test_what_nobody_has_finished_is_repeated_from_what_was_given() -> None:
         assert on_every_rank(comms, work) == [None] * 3
 
 
-def test_what_some_have_finished_is_handed_to_the_others() -> None:
-    """They return the very result, with the lost rank's part; who had it repeats what it was in."""
+@pytest.mark.parametrize("finished", [{1}, {0, 1}, {1, 2}])
+def test_what_some_have_finished_is_handed_to_the_others(finished: set[int]) -> None:
+    """They return the very result, with the lost rank's part; who had it repeats what it was in, of whatever size."""
 
     def work(comm: Communicator) -> None:
-        ahead = comm.rank == 1
+        ahead = comm.rank in finished
         mine = Scripted(comm, ["finish", "lose", "real"] if ahead else ["lose", "real"])
         out = np.empty(100, np.int32)
         first = mine.allreduce(np.ones(100, np.int32), *(() if ahead else (out,)))

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import queue
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -256,6 +258,56 @@ def test_waiting_is_bounded_and_errors_come_out_of_wait() -> None:
         comms[0].close()
         with pytest.raises(Closed):
             comms[0].iallreduce(np.ones(10))
+
+
+def test_nothing_is_begun_while_a_communicator_waits_for_its_close() -> None:
+    """It is refused, and what was begun before is done: nothing stands behind the end of the queue for ever."""
+    order, gate = OperationSequencer("rank 0"), threading.Event()
+    first = order.later(lambda: gate.wait(20), "first")
+    closing = threading.Thread(target=order.close, daemon=True)
+    closing.start()
+    begun: list[Work[int]] = []
+
+    def begin_more() -> None:
+        for _ in range(5000):
+            begun.append(order.later(lambda: 1, "next"))
+            gate.wait(0.001)
+
+    with pytest.raises(Closed):
+        begin_more()
+    gate.set()
+    assert first.wait(20)
+    assert [work.wait(20) for work in begun] == [1] * len(begun)
+    closing.join(20)
+    assert not closing.is_alive()
+
+
+def test_what_a_close_overtakes_on_its_way_to_the_queue_ends() -> None:
+    """As where a signal's handler closes in the middle of a call that begins an operation."""
+
+    class Overtaken(queue.SimpleQueue[Any]):
+        def put(self, work: Any, block: bool = True, timeout: float | None = None) -> None:
+            if work is not None:
+                order.close()
+            super().put(work)
+
+    order = OperationSequencer("rank 0")
+    order._queue = Overtaken()
+    late = order.later(lambda: 1, "late")
+    with pytest.raises(Closed):
+        late.wait(20)
+
+
+def test_a_communicator_that_a_callback_closes_leaves_no_thread() -> None:
+    """The callback runs on that very thread, which ends after it; what stands behind is refused."""
+    order, gate = OperationSequencer("rank 0"), threading.Event()
+    work = order.later(lambda: gate.wait(20), "first")
+    work.add_done_callback(lambda done: order.close())
+    gate.set()
+    work.wait(20)
+    assert order._thread is not None
+    order._thread.join(20)
+    assert not order._thread.is_alive()
 
 
 # ---- operations that are cut off ------------------------------------------------------------------------------------
