@@ -50,6 +50,8 @@ class Chain:
         self._lane, self._ready, self._buffer, self._steps, self._end = lane, ready, buffer, steps, end
         self._done, self._limit = done, limit
         self._word, self._told = words_of(buffer)
+        self.given = False
+        """True once the device may know of it."""
         self._withdrawn = False
         self._refused: BaseException | None = None
         """The error of a device that has not taken all of it."""
@@ -62,6 +64,7 @@ class Chain:
     def give(self) -> None:
         """Gives the copies back to the device, on the caller's thread.  Raises what the device does; then the memory is
         never used again."""
+        self.given = True
         try:
             self._give()
         except BaseException as error:

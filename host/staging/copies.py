@@ -123,8 +123,8 @@ class Staged:
         return ""
 
     def withdraw(self) -> None:
-        """The host begins the copies back after all; the device was given none."""
-        if self.chain is not None:
+        """The host begins the copies back after all, unless the device was given them."""
+        if self.chain is not None and not self.chain.given:
             self.chain.withdraw()
             self.chain = None
             self.lane.device.by_host.add(self)
@@ -166,6 +166,15 @@ class Staged:
             return
         for bundle in held:
             bundle.release(end)
+
+    def end_call(self, error: BaseException, *, begun: bool) -> None:
+        """The call itself raises an error, such as Ctrl-C: nobody will give the device its chain.
+
+        begun  the communicator has begun it, and uses its memory
+        """
+        self.withdraw()
+        if isinstance(error, Exception) and not begun:  # after Ctrl-C nobody knows
+            self.drop()
 
     def let_go(self) -> None:
         """Lets go of the tensors of a call whose chain was carried out, on the caller's thread: to free a device's
@@ -234,8 +243,9 @@ class Copies(Staged):
 
     def fill(self) -> None:
         """Begins to copy back what the call has filled."""
-        if self.chain is not None:
-            self.chain.advance()
+        chain = self.chain
+        if chain is not None:
+            chain.advance()
             return
         self.lane.back.wait_event(self._ready)  # what is filled alone may still have been read
         for bundle, which in self._filled():
@@ -298,13 +308,13 @@ class TensorParts(Staged):
                     if not soon.begun:
                         soon.take()
                         soon.out(lane.late, self._ready)
-                if self.chain is not None:
-                    self.chain.arrive(at + 1)
+                if (chain := self.chain) is not None:  # which the caller's thread may withdraw meanwhile
+                    chain.arrive(at + 1)
                 else:
                     bundle.arrive()
                 reduce(bundle.copies[0], self._places[at])
-                if self.chain is not None:
-                    self.chain.advance()
+                if (chain := self.chain) is not None:
+                    chain.advance()
                     continue
                 bundle.fill([0])
                 copied = lane.device.event()

@@ -202,17 +202,17 @@ class Reducer:
             with ending_with(staged.place, self.comm):
                 call()
 
+        pending = None
         try:
             self.ahead.prepare(what.partition(",")[0], staged, [tensor])
             pending = self._begin([tensor], lambda: [self.comm.later(carry, what)], staged=staged)
-        except BaseException:
-            staged.withdraw()
-            staged.drop()
+            if staged.chain is None:
+                pending.when_done(staged.drop)  # where it has not begun to run, since the ranks have changed
+            else:
+                self.ahead.begun(what, pending)
+        except BaseException as error:
+            staged.end_call(error, begun=pending is not None)
             raise
-        if staged.chain is None:
-            pending.when_done(staged.drop)  # where it has not begun to run, since the ranks have changed
-        else:
-            self.ahead.begun(what, pending)
         return pending
 
     def later(

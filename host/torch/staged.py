@@ -64,24 +64,23 @@ def staged(roles: Roles) -> Callable[[Method], Method]:
             _check(kind, fills)
             ahead = self._reducer.ahead
             copies = Copies(lane, reads, fills)
-            token = _copies.set(copies)
+            token, work = _copies.set(copies), None
             try:
                 if roles in ("in place", "outputs, inputs"):
                     ahead.prepare(kind, copies, fills)  # first: the communicator's thread may be idle
                     self.communicator.later(lambda: _arrive(self.communicator, copies), f"{kind}, copying out")
                 swapped = [copies.swap(one) for one in second]
                 work = how(self, copies.swap(first), *swapped, *args[len(swapped) :], **kwargs)
-            except BaseException:
-                copies.withdraw()
-                copies.drop()
+                if not isinstance(work, TorchWork):
+                    copies.withdraw()
+                pending = work._pending if isinstance(work, TorchWork) else DelegatedOperation(work)
+                staged = StagedOperation(pending, copies, fills or reads, self.communicator)
+                ahead.begun(kind, staged)
+            except BaseException as error:
+                copies.end_call(error, begun=work is not None)
                 raise
             finally:
                 _copies.reset(token)
-            if not isinstance(work, TorchWork):
-                copies.withdraw()
-            pending = work._pending if isinstance(work, TorchWork) else DelegatedOperation(work)
-            staged = StagedOperation(pending, copies, fills or reads, self.communicator)
-            ahead.begun(kind, staged)
             return TorchWork(staged)
 
         return call

@@ -348,6 +348,27 @@ def test_a_device_that_takes_no_copies_ends_the_communicator() -> None:
     on_two(rank, closed=False)
 
 
+@pytest.mark.parametrize("kind", ["allreduce", "broadcast"])
+def test_a_call_that_is_interrupted_holds_up_no_other(kind: str) -> None:
+    """Ctrl-C after an operation has begun, and before the device has its copies: the next one does not wait for it."""
+
+    def rank(group: NetfoldGroup, device: LateDevice) -> list[float]:
+        ahead, tensor = group._reducer.ahead, torch.ones(3)
+        begun = ahead.begun
+
+        def interrupted(what: str, pending: Any) -> None:
+            ahead.begun = begun  # type: ignore[method-assign]
+            raise KeyboardInterrupt
+
+        ahead.begun = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            group.allreduce([torch.ones(3)]) if kind == "allreduce" else group.broadcast([torch.ones(3)], root=0)
+        group.allreduce([tensor]).wait()
+        return read(device, tensor)
+
+    assert on_two(rank, timeout=2.0) == [[2.0] * 3] * 2
+
+
 def test_an_idle_communicator_asks_no_driver_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its thread may be there for a call's tensors before the call has returned: it waits for a word all the same."""
     asked: list[str] = []
