@@ -232,24 +232,31 @@ def tried(device: Device, flags: StreamFlags, seconds: float = TRIED_SECONDS) ->
     assert buffer is not None
     (word, back), stream, before, after = words_of(buffer), device.stream(), device.event(), device.event()
     try:
-        flags.tell(stream, back, 1)
-        before.record(stream)
-        flags.wait(stream, word, 1)
-    except RuntimeError as error:
-        raise ValueError(str(error)) from error
-    after.record(stream)
-    before.synchronize()
-    if back[0] != 1:
-        raise ValueError("a stream's word did not come to the host")
-    if after.query():
-        raise ValueError("a stream went on before its word was raised")
-    flags.raise_to(word, 1)
-    end = time.monotonic() + seconds
-    while not after.query():
-        if time.monotonic() >= end:
-            raise ValueError(f"a stream had not gone on {seconds:g} s after its word was raised")
-        time.sleep(1e-4)
-    device.pool.give(buffer, after)
+        try:
+            flags.tell(stream, back, 1)
+            before.record(stream)
+            flags.wait(stream, word, 1)
+        except RuntimeError as error:
+            raise ValueError(str(error)) from error
+        after.record(stream)
+        before.synchronize()
+        if back[0] != 1:
+            raise ValueError("a stream's word did not come to the host")
+        if after.query():
+            raise ValueError("a stream went on before its word was raised")
+        flags.raise_to(word, 1)
+        end = time.monotonic() + seconds
+        while not after.query():
+            if time.monotonic() >= end:
+                raise ValueError(f"a stream had not gone on {seconds:g} s after its word was raised")
+            time.sleep(1e-4)
+    finally:  # whatever was found, the stream may still wait for its word, and write the other
+        flags.raise_to(word, 1)
+        try:
+            after.record(stream)
+            device.pool.give(buffer, after)
+        except Exception:  # of a device that has failed
+            device.pool.lost.append(buffer)
     return flags
 
 

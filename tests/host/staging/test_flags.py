@@ -19,6 +19,7 @@ from netfold.host.staging import device as devices  # noqa: E402
 from netfold.host.staging import flags as module  # noqa: E402
 from netfold.host.staging.device import Accelerator, tried  # noqa: E402
 from netfold.host.staging.flags import CUDA, HIP, Driver, DriverFlags, flags_of  # noqa: E402
+from netfold.host.staging.pool import LEAST  # noqa: E402
 from support.devices.late_device import LateDevice, LateFlags, LateStream  # noqa: E402
 
 X86 = "x86_64"
@@ -140,6 +141,10 @@ def test_a_device_is_tried_before_it_is_relied_on() -> None:
         device = LateDevice(1)
         with pytest.raises(ValueError, match=why):
             tried(device, kind(device), 0.01)
+        for stream in () if kind is Deaf else device.streams:
+            device.run(stream)
+        assert not device.pool.full
+        assert device.pool.taken == (LEAST if kind is Deaf else 0), "a stream that waits for ever may write it"
 
 
 def test_an_accelerator_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
