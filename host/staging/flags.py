@@ -6,7 +6,7 @@ deadlock: a driver may put the work of several streams into one queue of the har
 given, and does not know what a raised word depends on.  So whatever the host does before it raises a word may only need
 work that the device was given before that wait (``chain``).  And a thread for which the driver has no room in a queue
 may hold the driver's locks.  So the thread that raises words does not call the driver, but reads the words that streams
-write.
+write.  Python's cycle collector may yet free a program's tensors on it, which takes locks (``docs/torch.md``).
 
 None of this has run on a device yet.  ``device.tried`` therefore asks each device once for what the rest relies on.
 """
