@@ -92,9 +92,12 @@ def _is_ours(path: str) -> bool:
 
 
 def _interpreter(path: str, search: str | None) -> str | None:
-    """The interpreter in a script's first line."""
-    with open(path, "rb") as script:
-        words = script.readline(256).decode(errors="replace").split()
+    """The interpreter in a script's first line; None where it has none, or may be run and not be read."""
+    try:
+        with open(path, "rb") as script:
+            words = script.readline(256).decode(errors="replace").split()
+    except OSError:
+        return None
     if not words or not words[0].startswith("#!"):
         return None
     if words[0] == "#!/usr/bin/env" and len(words) == 2:

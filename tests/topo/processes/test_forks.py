@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from netfold.topo.processes import forked_program
 from netfold.topo.processes.forks import UNKNOWN_STATUS, Forked, Forks
 from netfold.topo.processes.ranks import SETTINGS
 from support import needs
@@ -253,6 +254,21 @@ def test_a_controller_that_a_network_starts_has_imported_what_it_needs(tmp_path:
         assert forked(server, [sys.executable, str(tmp_path / "up.py"), *listed]).said == "set()\n"
     finally:
         server.close()
+
+
+@pytest.mark.needs("root")
+def test_what_may_be_run_and_not_be_read_is_no_program_of_ours(programs: Path) -> None:
+    """It is executed as any other command; its first line would tell who interprets it."""
+    assert forked_program.of(["./probe"], {}, str(programs)) is not None
+    (programs / "probe").chmod(0o711)
+    for path in (programs, *programs.parents[:-2]):
+        path.chmod(path.stat().st_mode | 0o011)
+    euid = os.geteuid()
+    try:
+        os.seteuid(65534)
+        assert forked_program.of(["./probe"], {}, str(programs)) is None
+    finally:
+        os.seteuid(euid)
 
 
 @pytest.mark.parametrize("program", [(sys.executable, "probe.py"), (sys.executable, "-m", "package.probe"),
