@@ -168,7 +168,9 @@ async def call(
             return msgspec.json.decode(data, type=answer)
         except grpc.aio.AioRpcError as error:
             if error.code() in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
-                raise Unreachable(f"no controller answers at {address} ({error.details()}): is `netfold up` running, "
+                late = error.code() is Code.DEADLINE_EXCEEDED
+                why = f"not within {timeout:g} s" if late else error.details()
+                raise Unreachable(f"no controller answers at {address} ({why}): is `netfold up` running, "
                                   f"with this fabric?{tls.hint(address)}") from error
             refused = CallRefused(f"the controller at {address} refused: {error.details()}")
             refused.invalid = error.code() in (Code.NOT_FOUND, Code.INVALID_ARGUMENT)

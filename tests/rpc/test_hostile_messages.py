@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -161,3 +162,12 @@ async def test_a_controller_that_answers_nonsense_is_named(tmp_path: Path) -> No
             await client.status(address)
         await server.stop(None)
         await asyncio.sleep(0)
+
+
+async def test_the_time_is_told_in_which_nobody_has_answered(tmp_path: Path) -> None:
+    """A process listens at the address and says nothing."""
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "s"))
+        silent.listen()
+        with pytest.raises(rpc.Unreachable, match=r"no controller answers at unix:.*/s \(not within 0\.2 s\): is"):
+            await client.status(f"unix:{tmp_path}/s", timeout=0.2)
