@@ -48,6 +48,7 @@ class PreparedAllreduce(PreparedCall):
         ranks, reduction, algorithm = self._ranks, self._reduction, self._algorithm
         if feedback is not None:
             check_feedback(feedback, array)
+            feedback = np.asarray(feedback)
         result = result_of(array.shape, array, out)
         if self._coding.reproducible:
             exact.allreduce(ranks, array, result, reduction, algorithm, name)
@@ -118,7 +119,7 @@ class PreparedAllreduce(PreparedCall):
         self, array: Array, out: Array, number: int, name: str, feedback: Array | None = None, inner: Any = None
     ) -> AllreduceRequest:
         return AllreduceRequest(
-            array, out, self._reduction, number, self._coding, self._algorithm, feedback, name,
+            array, np.asarray(out), self._reduction, number, self._coding, self._algorithm, feedback, name,
             self if self._kept else None, inner,
         )
 

@@ -20,6 +20,7 @@ from netfold.host.operation.arrays import (
     in_bytes,
     native,
     pieces_of,
+    plain,
     result_of,
     rows_of,
     rows_with,
@@ -59,7 +60,7 @@ class DataMovement:
         """
         ranks = self._ranks
         ranks.dispatch.rows.check(algorithm, ("ring",))
-        array = np.asarray(array)
+        array = plain(array)
         rows = rows_with(array, counts, ranks.rank, ranks.size)
         result = result_of((sum(rows), *array.shape[1:]), array, out)
         pieces = pieces_of(rows, array)
@@ -77,7 +78,7 @@ class DataMovement:
         """Every rank's rows, one after another, on ``root``; None elsewhere."""
         ranks = self._ranks
         ranks.check_rank(root, "root")
-        array = np.asarray(array)
+        array = plain(array)
         rows = rows_with(array, counts, ranks.rank, ranks.size)
         result = result_of((sum(rows), *array.shape[1:]), array, out) if ranks.rank == root else None
         pieces = pieces_of(rows, array)
@@ -102,6 +103,7 @@ class DataMovement:
         if ranks.rank == root:
             if array is None:
                 raise ValueError("scatter on the root: expected an array, got None")
+            array = plain(array)
             if array.shape != (sum(rows), *out.shape[1:]) or native(array) != data.dtype:
                 wanted = f"{data.dtype}{[sum(rows), *out.shape[1:]]}"
                 raise ValueError(f"array is {array.dtype}{list(array.shape)}: expected {wanted}, all ranks' rows")
@@ -125,7 +127,7 @@ class DataMovement:
         out_counts  rows from each rank; default: as many as in ``counts``, which then are all equal
         """
         ranks = self._ranks
-        array = np.asarray(array)
+        array = plain(array)
         given = rows_of(array, counts, ranks.size)
         if out_counts is None and len(set(given)) > 1:
             raise ValueError(f"counts={given}: unlike numbers need out_counts, the rows that come from each rank")
@@ -156,7 +158,7 @@ class DataMovement:
         """Sends to another rank, which calls ``receive``.  Between two ranks messages arrive in the order sent."""
         ranks = self._ranks
         ranks.check_peer(peer)
-        data = flat(np.asarray(array))
+        data = flat(plain(array))
         with ranks.operation("send", counted=False, nbytes=data.nbytes, dtype=data.dtype):
             ranks.peers.send(data, peer, tag)
 

@@ -27,7 +27,7 @@ from netfold.host.api.joinable import Next
 from netfold.host.api.parts import Parts
 from netfold.host.api.together import Together, Waiting
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RailDown, RanksChanged, TreesLost
-from netfold.host.operation.arrays import Array, native
+from netfold.host.operation.arrays import Array, native, plain
 from netfold.host.operation.reduction import ReduceOp
 
 LOSSES: Final = (PeerLost, TreesLost, CollectiveTimeout, RailDown)
@@ -60,7 +60,7 @@ class EnduringCommunicator(Communicator, on_loss="shrink"):
         if type(array) is not np.ndarray and on_device(array):
             return DeviceAllreduce(self.allreduce, array, out)(op=op, **how)  # type: ignore[no-any-return]
         self._check_begin()
-        array, feedback = np.asarray(array), how.get("feedback")
+        array, feedback = plain(array), how.get("feedback")
         in_place = out is not None and np.may_share_memory(array, out)
         source = array.copy() if in_place else array
         residual = None if feedback is None else feedback.copy()

@@ -30,7 +30,7 @@ from netfold.host.api.parameter_server import ParameterServer
 from netfold.host.api.together import Together
 from netfold.host.api.work import OperationSequencer, Work
 from netfold.host.collectives import REDUCE
-from netfold.host.operation.arrays import Array, native, pieces_of, result_of, rows_of
+from netfold.host.operation.arrays import Array, native, pieces_of, plain, result_of, rows_of
 from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding
 from netfold.host.operation.reduction import ReduceOp, Reduction, reduction_of
 from netfold.host.operation.request import ALLREDUCE, AllreduceRequest
@@ -131,7 +131,7 @@ class Group(GroupFacts, DataMovement):
                     op=op, dtype=dtype, algorithm=algorithm, name=name, lane_bits=lane_bits, rounding=rounding,
                     feedback=feedback, saturate=saturate, reproducible=reproducible,
                 )
-            array = np.asarray(array)
+            array = plain(array)
         kind = (
             array.dtype, array.nbytes, op, dtype, algorithm, lane_bits, rounding, saturate, reproducible,
             feedback is None,
@@ -242,7 +242,7 @@ class Group(GroupFacts, DataMovement):
         """
         ranks = self._ranks
         ranks.check_rank(root, "root")
-        array = np.asarray(array)
+        array = plain(array)
         reduction = reduction_of(op, array, dtype)
         coding = self._coding.asked(array, op, reduction.element, None, None, None, False, reproducible)
         lanes = PLAIN if coding.reproducible else coding
@@ -259,7 +259,7 @@ class Group(GroupFacts, DataMovement):
             return result
         with ranks.operation("reduce", array.nbytes, op, reduction.element) as number:
             asked = AllreduceRequest(
-                array, array if result is None else result, reduction, number, coding, algorithm
+                array, array if result is None else np.asarray(result), reduction, number, coding, algorithm
             )
             ranks.dispatch.foresee(asked)
             ranks.dispatch.rows.reduce(asked, root)
@@ -282,7 +282,7 @@ class Group(GroupFacts, DataMovement):
         algorithm  "ring", or "innet": the switches fold, and each rank gets its rows; default: the cheaper one
         reproducible  as in ``allreduce``, which then carries it: every rank receives the whole sum
         """
-        array, ranks = np.asarray(array), self._ranks
+        array, ranks = plain(array), self._ranks
         reduction = reduction_of(op, array, dtype)
         rows = rows_of(array, counts, self.size)
         coding = self._coding.asked(array, op, reduction.element, None, None, None, False, reproducible)
@@ -296,7 +296,8 @@ class Group(GroupFacts, DataMovement):
             return result
         with ranks.operation("reduce_scatter", array.nbytes, op, reduction.element) as number:
             ranks.dispatch.reduce_scatter(
-                AllreduceRequest(array, result, reduction, number, coding, algorithm), pieces_of(rows, array)
+                AllreduceRequest(array, np.asarray(result), reduction, number, coding, algorithm),
+                pieces_of(rows, array),
             )
         return result
 
@@ -324,7 +325,7 @@ class Group(GroupFacts, DataMovement):
     ) -> joinable.Scatter:
         """Prepares a ``reduce_scatter`` of equally many rows, for ``following`` of ``all_gather_to_join``.  Sends
         nothing."""
-        return joinable.scatter_of(self._ranks, np.asarray(array), out, op, dtype)
+        return joinable.scatter_of(self._ranks, plain(array), out, op, dtype)
 
     def parameter_server(
         self, parameters: Mapping[str, Array], optimizer: Optimizer, *, servers: Sequence[int] | None = None,

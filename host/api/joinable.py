@@ -34,6 +34,7 @@ from netfold.host.operation.arrays import (
     held,
     in_bytes,
     pieces_of,
+    plain,
     result_of,
     rows_of,
     rows_with,
@@ -91,7 +92,7 @@ def all_gather(ranks: Members, coding: Coding, array: Array, out: Array, followi
     following  returns the program's next call, as far as known; called on this thread before each part
     Returns True if the reduce_scatter that ``following`` returned was also done; raises as ``Group.all_gather``.
     """
-    array = np.asarray(array)
+    array = plain(array)
     rows = rows_with(array, None, ranks.rank, ranks.size)
     out = result_of((sum(rows), *array.shape[1:]), array, out)
     parts = min(PARTS, out.nbytes // PART_BYTES)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from netfold.host.api import verbs
 from netfold.host.api.group import Group
 from netfold.host.api.work import Work
+from netfold.host.operation.arrays import plain
 from netfold.host.operation.reduction import ReduceOp
 
 Array = NDArray[Any]
@@ -213,9 +214,10 @@ def _array(buffer: Buffer, name: str, *, write: bool = False) -> Array:
     if buffer is None or isinstance(buffer, _InPlace):
         raise ValueError(f"{name} is {buffer!r}: expected an array")
     try:
-        array = buffer if isinstance(buffer, np.ndarray) else np.asarray(memoryview(buffer))
+        memory = buffer if isinstance(buffer, np.ndarray) else memoryview(buffer)
     except TypeError:
         raise TypeError(f"{name} is a {type(buffer).__name__}: expected an array, or what offers its memory") from None
+    array = plain(memory, name)
     if not array.flags.c_contiguous:
         raise ValueError(f"{name} has strides {array.strides}: expected contiguous memory")
     if write and not array.flags.writeable:

@@ -44,7 +44,7 @@ def allreduce(
     """Fills ``result``, an array of the same shape and dtype which may be ``array`` itself, with the reduction of every
     rank's array (``Group.allreduce``)."""
     source = storage(flat(array))
-    out: Flat = storage(result.reshape(-1)) if result.flags.carray and result.dtype.isnative else np.empty_like(source)
+    out: Flat = storage(flat(result)) if result.flags.carray and result.dtype.isnative else np.empty_like(source)
     if np.may_share_memory(source, out) and address_of(source) != address_of(out):
         source = source.copy()  # they overlap in part
     run = partial(_run, ranks, algorithm, name)

@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 
 from netfold.host.api.members import Members
-from netfold.host.operation.arrays import Array, Flat, flat, in_bytes, pieces_of, result_of, rows_of, rows_with
+from netfold.host.operation.arrays import Array, Flat, flat, in_bytes, pieces_of, plain, result_of, rows_of, rows_with
 from netfold.host.operation.coding import Coding
 from netfold.host.operation.reduction import ReduceOp, Reduction, reduction_of
 from netfold.host.operation.request import AllreduceRequest
@@ -59,7 +59,7 @@ class Together:
     ) -> Array:
         """Same as ``Group.reduce_scatter``; the result is ready at the end of the block."""
         _check_first(self._scatter, "reduce_scatter")
-        array = np.asarray(array)
+        array = plain(array)
         self._reduction = reduction_of(op, array, dtype)
         rows = rows_of(array, counts, self._ranks.size)
         result = result_of((rows[self._ranks.rank], *array.shape[1:]), array, out)
@@ -71,7 +71,7 @@ class Together:
     def all_gather(self, array: Array, out: Array | None = None, *, counts: Sequence[int] | None = None) -> Array:
         """Same as ``Group.all_gather``; the result is ready at the end of the block."""
         _check_first(self._gather, "all_gather")
-        array = np.asarray(array)
+        array = plain(array)
         rows = rows_with(array, counts, self._ranks.rank, self._ranks.size)
         result = result_of((sum(rows), *array.shape[1:]), array, out)
         self._gather = Waiting(array, result, rows, lambda: self._alone[1](array, result, counts=rows))
@@ -126,7 +126,7 @@ def exchange(
         return False
     nbytes = array.nbytes + sum(row.stop - row.start for row in rows)
     with ranks.operation(name, nbytes, reduction.op, reduction.element) as number:
-        request = AllreduceRequest(array, out, reduction, number, coding)
+        request = AllreduceRequest(array, np.asarray(out), reduction, number, coding)
         return ranks.dispatch.rows.exchange(request, pieces, data, rows)
 
 

@@ -141,7 +141,9 @@ def allgather(array: NDArray[Any]) -> NDArray[Any]:
     """Every rank's rows, one after another; ranks may have different numbers of them."""
     import numpy as np
 
-    comm, array = communicator(), np.asarray(array)
+    from netfold.host.operation.arrays import plain
+
+    comm, array = communicator(), plain(array)
     if array.ndim == 0:
         raise ValueError("allgather of a single number: expected one or more dimensions")
     rows = comm.all_gather(np.array([len(array)], np.int64))

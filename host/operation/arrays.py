@@ -34,6 +34,23 @@ def address_of(array: Array) -> int:
         return int(array.__array_interface__["data"][0])
 
 
+def plain(array: object, name: str = "array") -> Array:
+    """A caller's array as an ``np.ndarray`` itself, of the same memory; of other objects, what numpy makes of them.
+    Raises TypeError for arrays that have more than their memory says: a mask, or elements that refer to objects."""
+    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):  # np.ma is imported only where it must
+        raise TypeError(
+            f"{name} is a {type(array).__name__}, whose mask would be lost: expected a numpy array; give "
+            "array.filled(value), or array.data to ignore the mask"
+        )
+    found = np.asarray(array)
+    if found.dtype.hasobject:
+        raise TypeError(
+            f"{name} is {found.dtype}, whose elements refer to Python objects or strings elsewhere in memory: expected "
+            "numbers, or other elements of a fixed number of bytes"
+        )
+    return found
+
+
 def native(array: Array) -> np.dtype[Any]:
     """The array's dtype in the machine's byte order."""
     return array.dtype.newbyteorder("=")
@@ -41,6 +58,8 @@ def native(array: Array) -> np.dtype[Any]:
 
 def flat(array: Array) -> Flat:
     """The array's own memory as a flat array where it is plain, else a copy in the machine's byte order."""
+    if type(array) is not np.ndarray:
+        array = array.view(np.ndarray)  # np.matrix keeps two dimensions
     if array.flags.carray and array.dtype.isnative:  # the same as below, without its 3 us
         return array if array.ndim == 1 else array.reshape(-1)
     return np.require(array, native(array), ["C", "A"]).reshape(-1)
@@ -55,7 +74,7 @@ def result_of(shape: tuple[int, ...], like: Array, out: Array | None) -> Array:
     """``out`` where it can hold a result of this shape and of the dtype of ``like``; None: a new array."""
     if out is None:
         return np.empty(shape, native(like))
-    if not isinstance(out, np.ndarray) or not out.flags.writeable:
+    if type(out) is not np.ndarray or not out.flags.writeable:
         check_writeable(out, "out")
     if out.shape != shape or (out.dtype != like.dtype and native(out) != native(like)):
         raise ValueError(f"out is {out.dtype}{list(out.shape)}: expected {like.dtype}{list(shape)}")
@@ -63,9 +82,10 @@ def result_of(shape: tuple[int, ...], like: Array, out: Array | None) -> Array:
 
 
 def check_writeable(array: Array, name: str) -> None:
-    """Raises TypeError or ValueError unless it is an array that can be written."""
+    """Raises TypeError or ValueError unless it is an array that can be written and received into (``plain``)."""
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{name} is a {type(array).__name__}: expected a numpy array")
+    plain(array, name)
     if not array.flags.writeable:
         raise ValueError(f"{name} is read-only")
 

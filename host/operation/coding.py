@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from netfold.host.operation.arrays import check_writeable
 from netfold.host.operation.half_precision import HALVES
 
 LaneBits = Literal[32, 16, 8]
@@ -136,10 +137,8 @@ def _check_exact(what: str, op: str, rounding: Rounding | None, feedback: NDArra
 
 def check_feedback(feedback: NDArray[Any], array: NDArray[Any]) -> None:
     """Raises TypeError and ValueError for what cannot hold an array's residual."""
-    if not isinstance(feedback, np.ndarray):
-        raise TypeError(f"feedback is a {type(feedback).__name__}: expected a numpy array")
-    plain = feedback.flags.c_contiguous and feedback.flags.aligned and feedback.flags.writeable
-    if feedback.shape != array.shape or feedback.dtype != np.float32 or not plain:
+    check_writeable(feedback, "feedback")
+    if feedback.shape != array.shape or feedback.dtype != np.float32 or not feedback.flags.carray:
         raise ValueError(
             f"feedback is {feedback.dtype}{list(feedback.shape)}: expected a plain, writeable "
             f"float32{list(array.shape)}"

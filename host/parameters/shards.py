@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from netfold.host.collectives.flow import split_evenly
-from netfold.host.operation.arrays import Array, Flat
+from netfold.host.operation.arrays import Array, Flat, plain
 
 DTYPES: Final = ("float32", "float64")
 """Dtypes of parameters and gradients."""
@@ -62,12 +62,12 @@ class Shards:
             into[name][...] = row[place].reshape(self.shapes[name])
 
     def check(self, tensors: Mapping[str, Array], what: str) -> None:
-        """Raises ValueError as ``gather``."""
+        """Raises ValueError as ``gather``, and TypeError for arrays with a mask."""
         if set(tensors) != set(self.shapes):
             unlike = ", ".join(sorted(set(tensors) ^ set(self.shapes)))
             raise ValueError(f"{what}: expected the names of the parameters, differs in {unlike}")
         for name, shape in self.shapes.items():
-            found = np.asarray(tensors[name])
+            found = plain(tensors[name], name)
             if found.shape != shape or found.dtype != self.dtype:
                 raise ValueError(f"{what}, {name}: is {found.dtype}{list(found.shape)}: expected "
                                  f"{self.dtype}{list(shape)}, as the parameter")

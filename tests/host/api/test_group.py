@@ -14,11 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from netfold import mpi
 from netfold.host.api.communicator import Communicator
 from netfold.host.api.group import Group
 from netfold.host.api.work import News, OperationSequencer, Work
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost
 from netfold.host.mesh.mesh import Mesh
+from netfold.host.parameters.optimizers import Sgd
 from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.measure import Measured
@@ -153,6 +155,91 @@ def test_mistakes_are_refused_before_anything_is_sent(
         return float(group.allreduce(np.ones(1))[0])
 
     assert on_ranks(2, work) == [2.0, 2.0]
+
+
+MOVES: list[Callable[[Group, Any], Any]] = [
+    lambda g, a: g.broadcast(a),
+    lambda g, a: g.all_gather(a),
+    lambda g, a: g.all_gather_to_join(a, np.concatenate([a, a]), lambda: "none"),
+    lambda g, a: g.gather(a),
+    lambda g, a: g.scatter(None if g.rank else np.concatenate([a, a]), a),
+    lambda g, a: g.all_to_all(a, a),
+    lambda g, a: g.receive(a, 0) if g.rank else g.send(a, 1),
+    lambda g, a: g.together().all_gather(a),
+    lambda g, a: g.parameter_server({"array": a}, Sgd(0.1)),
+    lambda g, a: mpi.Comm(g).Bcast(a),
+]
+FOLDS: list[Callable[[Group, Any], Any]] = [
+    lambda g, a: g.allreduce(a, a),
+    lambda g, a: g.allreduce(np.zeros(a.shape), a),
+    lambda g, a: g.allreduce(np.zeros(a.shape, np.float32), feedback=a.astype(np.float32)),
+    lambda g, a: g.allreduce(a, reproducible=True),
+    lambda g, a: g.iallreduce(a).wait(10),
+    lambda g, a: g.reduce(a),
+    lambda g, a: g.reduce_scatter(a),
+    lambda g, a: g.scatter_to_join(a, np.zeros(1)),
+    lambda g, a: g.together().reduce_scatter(a),
+    lambda g, a: mpi.Comm(g).Allreduce(mpi.IN_PLACE, a),
+]
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "object": (lambda: np.array([1, None], object), "is object"),
+    "object in a structure": (lambda: np.zeros(2, [("a", "i4"), ("b", "O")]), "'O'"),
+    "mask": (lambda: np.ma.masked_array(np.ones(2), mask=[0, 1]), "MaskedArray.*filled"),
+}
+if hasattr(np.dtypes, "StringDType"):  # since numpy 2
+    REFUSED["strings"] = (lambda: np.array(["a", "bb"], np.dtypes.StringDType()), "is StringDType")
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_arrays_with_more_than_their_memory_are_refused_before_anything_is_sent(kind: str) -> None:
+    """Objects, strings elsewhere in memory and masks are a TypeError in every call, and the group stays usable."""
+    make, message = REFUSED[kind]
+
+    def work(group: Group) -> float:
+        for call in [*MOVES, *FOLDS] if kind == "mask" else MOVES:  # of the others no reduction knows the dtype
+            with pytest.raises(TypeError, match=message):
+                call(group, make())
+        return float(group.allreduce(np.ones(1))[0])
+
+    assert on_ranks(2, work) == [2.0, 2.0]
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+@pytest.mark.parametrize("rail", ["innet", "tcp"])
+def test_subclasses_of_arrays_are_taken_as_the_arrays_that_they_are(rail: Any) -> None:
+    """A matrix, which stays two-dimensional when it is made flat, is filled in place, and is what a call returns."""
+
+    def work(comm: Any) -> None:
+        for dtype in ("float32", "float64", "float16"):
+            def own(rows: int = 2, dtype: str = dtype) -> Any:
+                return np.matrix(np.full((rows, 3), comm.rank + 1, dtype))
+
+            for how in ({}, {"reproducible": True}):
+                for out in (both := own(), np.matrix(np.zeros((2, 3), dtype))):
+                    assert comm.allreduce(both if out is both else own(), out, **how) is out
+                    assert (out == 3).all(), (dtype, how)
+            assert (comm.broadcast(own(), root=1) == 2).all()
+            assert (comm.all_gather(own(), own(4)) == np.repeat([[1], [2]], 2, 0)).all()
+            assert (comm.reduce_scatter(own(), own(1)) == 3).all()
+            summed = comm.reduce(own(), own())
+            assert summed is None if comm.rank else (summed == 3).all()
+            gathered = comm.gather(own(), own(4))
+            assert gathered is None if comm.rank else (gathered[2:] == 2).all()
+            assert (comm.scatter(None if comm.rank else own(4), own()) == 1).all()
+            assert (comm.all_to_all(own(), own()) == [[1], [2]]).all()
+            if comm.rank:
+                assert (comm.receive(own(), 0) == 1).all()
+            else:
+                comm.send(own(), 1)
+            with comm.together() as pair:
+                part, rows = pair.reduce_scatter(own(), own(1)), pair.all_gather(own(), own(4))
+            assert (part == 3).all()
+            assert (rows[2:] == 2).all()
+        residual = np.matrix(np.zeros((2, 3), np.float32))
+        comm.allreduce(np.ones((2, 3), np.float32), feedback=residual, lane_bits=8)
+
+    with loopback_job(2, rail=rail) as comms:
+        assert on_every_rank(comms, work) == [None, None]
 
 
 # ---- over sockets ---------------------------------------------------------------------------------------------------
