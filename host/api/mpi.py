@@ -140,7 +140,8 @@ class Comm:
     # ---- copies ------------------------------------------------------------------------------------------------------
     def Bcast(self, buf: Buffer, root: int = 0) -> None:
         """Fills every rank's buffer with that of the root."""
-        self.group.broadcast(_array(buf, "buf", write=self.rank != root), root=root)
+        data = _array(buf, "buf", write=self.rank != root)
+        self.group.broadcast(data if data.flags.writeable else data.copy(), root=root)
 
     def Allgather(self, sendbuf: Buffer, recvbuf: Buffer) -> None:
         """Fills recvbuf with all ranks' sendbuf, in order.  IN_PLACE: this rank's part is at its place in recvbuf."""

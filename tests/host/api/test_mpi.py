@@ -125,6 +125,38 @@ def test_copies() -> None:
     everywhere(work)
 
 
+@pytest.mark.parametrize("rail", ["tcp", "innet"])
+def test_what_is_only_sent_may_be_read_only(rail: str) -> None:
+    """No call writes to a buffer from which it only sends, not even the root's of Bcast."""
+    given = bytes(range(6))
+
+    def work(comm: MPI.Comm) -> None:
+        root, out, whole = comm.rank == 0, bytearray(6), bytearray(6 * RANKS)
+        comm.Bcast(given if root else out)
+        assert root or bytes(out) == given
+        for send in (
+            lambda: comm.Allreduce(given, out, op=MPI.MAX),
+            lambda: comm.Iallreduce(given, out, op=MPI.MAX).Wait(),
+            lambda: comm.Reduce(given, out if root else None, op=MPI.MAX),
+            lambda: comm.Reduce_scatter_block(given * RANKS, out, op=MPI.MAX),
+            lambda: comm.Scatter(given * RANKS if root else None, out),
+            lambda: comm.Send(given, 1) if root else comm.Recv(out, 0) if comm.rank == 1 else None,
+        ):
+            out[:] = bytes(6)
+            send()
+            assert bytes(out) in (given, bytes(6))
+        for gather in (
+            lambda: comm.Allgather(given, whole),
+            lambda: comm.Gather(given, whole),
+            lambda: comm.Alltoall(given * RANKS, whole),
+        ):
+            gather()
+            assert bytes(whole) == given * RANKS or not root
+        assert given == bytes(range(6))
+
+    everywhere(work, rail=rail)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
