@@ -14,6 +14,7 @@ from netfold.host.operation.arrays import (
     as_held,
     check_writeable,
     counts_of,
+    fill,
     flat,
     flat_copy,
     held,
@@ -65,7 +66,7 @@ class DataMovement:
         result = result_of((sum(rows), *array.shape[1:]), array, out)
         pieces = pieces_of(rows, array)
         data = flat(result)
-        data[pieces[ranks.rank]] = array.reshape(-1)
+        fill(data[pieces[ranks.rank]], array)
         with ranks.operation("all_gather", data.nbytes, dtype=data.dtype) as number:
             ranks.dispatch.rows.all_gather(as_held(data, held(array)), in_bytes(pieces, data), number, algorithm)
         if not np.may_share_memory(data, result):

@@ -30,6 +30,7 @@ from netfold.host.operation.arrays import (
     Flat,
     as_held,
     by_counts,
+    fill,
     flat,
     held,
     in_bytes,
@@ -100,7 +101,7 @@ def all_gather(ranks: Members, coding: Coding, array: Array, out: Array, followi
         DataMovement(ranks).all_gather(array, out)
         return False
     pieces, data = pieces_of(rows, array), flat(out)
-    data[pieces[ranks.rank]] = array.reshape(-1)
+    fill(data[pieces[ranks.rank]], array)
     joined = _in_parts(
         ranks, coding, as_held(data, held(array)), in_bytes(pieces, data), parts, _apart(following, array, out)
     )

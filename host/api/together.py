@@ -20,7 +20,18 @@ from typing import Any, Self
 import numpy as np
 
 from netfold.host.api.members import Members
-from netfold.host.operation.arrays import Array, Flat, flat, in_bytes, pieces_of, plain, result_of, rows_of, rows_with
+from netfold.host.operation.arrays import (
+    Array,
+    Flat,
+    fill,
+    flat,
+    in_bytes,
+    pieces_of,
+    plain,
+    result_of,
+    rows_of,
+    rows_with,
+)
 from netfold.host.operation.coding import Coding
 from netfold.host.operation.reduction import ReduceOp, Reduction, reduction_of
 from netfold.host.operation.request import AllreduceRequest
@@ -98,7 +109,7 @@ class Together:
         """Runs both at once.  Returns False if the switches do not carry them."""
         own, rank = gather.array, self._ranks.rank
         data, pieces = flat(gather.out), pieces_of(gather.rows, own)
-        data[pieces[rank]] = own.reshape(-1)
+        fill(data[pieces[rank]], own)
         rows = pieces_of(scatter.rows, scatter.array)
         if not exchange(
             self._ranks, self._coding, scatter.array, scatter.out, self._reduction, rows, data.view(np.uint8),

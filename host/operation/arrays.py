@@ -154,6 +154,14 @@ def in_bytes(pieces: Sequence[slice], data: Flat) -> list[slice]:
     return [slice(piece.start * data.itemsize, piece.stop * data.itemsize) for piece in pieces]
 
 
+def fill(piece: Flat, rows: Array) -> None:
+    """Fills a rank's piece of a flat array with its rows, which may lie in the memory of the array."""
+    own = rows.reshape(-1)
+    if np.may_share_memory(own, piece) and (address_of(own) != address_of(piece) or own.strides != piece.strides):
+        own = own.copy()  # numpy's assignment reads what it has overwritten if only the strides differ
+    piece[:] = own
+
+
 def by_counts(counts: Iterable[int]) -> list[slice]:
     """Adjacent slices of these lengths."""
     pieces, at = [], 0

@@ -242,6 +242,33 @@ def test_subclasses_of_arrays_are_taken_as_the_arrays_that_they_are(rail: Any) -
         assert on_every_rank(comms, work) == [None, None]
 
 
+@pytest.mark.parametrize("how", ["alone", "together", "to join"])
+def test_rows_that_lie_in_the_result_are_gathered_as_they_were(how: str) -> None:
+    """They may have any place and any strides there, also over the memory that their place in the result takes."""
+    size = 1000
+    layouts = (slice(0, 2 * size, 2), slice(3, 3 + size), slice(0, 4 * size, 4), slice(2 * size, size, -1))
+
+    def work(comm: Any) -> None:
+        for layout in layouts:
+            for at in (0, 3):
+                memory = np.random.default_rng(comm.rank).integers(0, 250, 4 * size).astype(np.uint8)
+                mine, out = memory[layout], memory[at : at + 2 * size]
+                others = [np.random.default_rng(rank).integers(0, 250, 4 * size).astype(np.uint8) for rank in (0, 1)]
+                if how == "alone":
+                    comm.all_gather(mine, out)
+                elif how == "to join":
+                    comm.all_gather_to_join(mine, out, lambda: "none")
+                else:
+                    with comm.together() as both:
+                        both.reduce_scatter(np.ones(2, np.float32))
+                        both.all_gather(mine, out)
+                np.testing.assert_array_equal(out, np.concatenate([other[layout] for other in others]))
+
+    with pytest.MonkeyPatch.context() as patch, loopback_job(2, rail="innet") as comms:
+        patch.setattr("netfold.host.api.joinable.PART_BYTES", 512)  # so that so few bytes are cut
+        assert on_every_rank(comms, work) == [None, None]
+
+
 # ---- over sockets ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("rail", ["innet", "tcp"])
 def test_a_communicator_offers_all_collectives(rail: Any) -> None:
