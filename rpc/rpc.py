@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 import msgspec
@@ -28,6 +28,10 @@ Admit = Callable[[str, str, str], None]
 """Checks a call's method and the caller's token; the third is the other end of its connection, as gRPC has it."""
 Stream = tuple[type[Any], Callable[[Any], AsyncGenerator[msgspec.Struct, None]]]
 """The request's type, and the generator of its answers, which is closed if the caller goes away."""
+
+
+STATUS_BYTES: Final = 4096
+"""Most bytes of a status's message, as gRPC encodes it: from 8 KiB on, clients refuse all that comes with it."""
 
 
 class Refusal(Exception):
@@ -89,13 +93,23 @@ async def _errors_as_status(name: str, context: Context) -> AsyncIterator[None]:
     try:
         yield
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        await context.abort(Code.INVALID_ARGUMENT, f"{name}: {error}; host and controller may be of different "
-                                                   "versions: install the same one")
+        await context.abort(Code.INVALID_ARGUMENT, _cut(f"{name}: {error}; host and controller may be of different "
+                                                        "versions: install the same one"))
     except Refusal as refusal:
-        await context.abort(refusal.code, str(refusal))
+        await context.abort(refusal.code, _cut(str(refusal)))
     except Exception as error:
         log.exception("%s failed", name)
-        await context.abort(Code.INTERNAL, f"{name}: the controller failed: {error!r}; its log has more")
+        await context.abort(Code.INTERNAL, _cut(f"{name}: the controller failed: {error!r}; its log has more"))
+
+
+def _cut(words: str) -> str:
+    """As much of a message as a status carries: clients get another status instead of a longer one."""
+    took = 0
+    for at, character in enumerate(words):
+        took += 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode(errors="replace"))
+        if took > STATUS_BYTES:
+            return f"{words[:at]} ... ({len(words) - at} characters more)"
+    return words
 
 
 def _unary(

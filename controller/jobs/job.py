@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Literal
@@ -19,10 +19,24 @@ from netfold.rpc.limits import RateLimit
 from netfold.wire.jobs import Event, Join, RankLeft, RankLost, RankReport, Reform, Settle
 from netfold.wire.plan import Change, Plan, Secret
 
+LACKING_RANKS: Final = 8
+"""Most ranks that cannot fold of which a job's ranks are told: each of them is told of each."""
+LACKING_TEXT: Final = 200
+"""Most characters of what such a rank lacks."""
 GROUP_MARK: Final = "#"
 """Separates a group's name from its job's name; other names of jobs may not contain it."""
 JobState = Literal["gathering", "planning", "connecting", "active", "leaving", "broken", "finished"]
 """``connecting``: its RC ranks have their first plans, and the switches wait for their queue pairs."""
+
+
+def lacking(said: Mapping[int, str]) -> dict[int, str]:
+    """What the first ranks lack that have said that they lack something.
+
+    said  by rank; "": nothing
+    """
+    first = sorted(rank for rank, what in said.items() if what)[:LACKING_RANKS]
+    return {rank: said[rank] if len(said[rank]) <= LACKING_TEXT else f"{said[rank][:LACKING_TEXT]}..."
+            for rank in first}
 
 
 @dataclass

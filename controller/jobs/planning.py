@@ -21,7 +21,7 @@ from netfold.controller.jobs import connecting, plans, quotas, reports
 from netfold.controller.jobs import groups as group_plans
 from netfold.controller.jobs.background import Background, PlanningThread
 from netfold.controller.jobs.connect_step import ConnectStep
-from netfold.controller.jobs.job import Job
+from netfold.controller.jobs.job import Job, lacking
 from netfold.controller.jobs.recovery import Recovery
 from netfold.controller.jobs.registry import Registry
 from netfold.controller.jobs.tree_placement import TreePlacement
@@ -124,9 +124,9 @@ class Planning:
                 raise trees.NoTree("one rank has nothing to fold")
             if job.has_rails:
                 raise trees.NoTree("its rails fold by themselves, each as a job of its own")
-            if lacking := {rank: join.lacks for rank, join in sorted(job.joins.items()) if join.lacks}:
+            if unfit := lacking({rank: join.lacks for rank, join in job.joins.items()}):
                 raise trees.NoTree("; ".join(f"rank {rank} at {job.joins[rank].address} cannot fold: {lacks}"
-                                             for rank, lacks in lacking.items()))
+                                             for rank, lacks in unfit.items()))
             if opted_out := [rank for rank, join in sorted(job.joins.items()) if not join.fold]:
                 raise trees.NoTree(_opted_out(opted_out, job.world))
             async with self._turn if job.is_group else contextlib.nullcontext():

@@ -31,7 +31,7 @@ from netfold.controller.health.liveness import Liveness
 from netfold.controller.jobs import plans, ticket
 from netfold.controller.jobs.background import Background, PlanningThread
 from netfold.controller.jobs.connect_step import ConnectStep, reused
-from netfold.controller.jobs.job import Job
+from netfold.controller.jobs.job import Job, lacking
 from netfold.controller.jobs.registry import Registry
 from netfold.controller.jobs.rounds import Round, next_round, rewound
 from netfold.controller.jobs.tree_placement import TreePlacement
@@ -427,10 +427,10 @@ class Recovery:
             waits = ", ".join(map(str, job.opening))
             raise Refusal(Code.DEADLINE_EXCEEDED, f"{who}: waited {request.timeout:g} s, and the ranks {waits} have "
                                                   "not said whether they can fold") from None
-        lacking = {rank: lacks for rank, lacks in sorted(job.opened.items()) if lacks}
-        if lacking and job.streams:
-            await self._unfold(job, "; ".join(f"rank {rank} cannot fold: {why}" for rank, why in lacking.items()))
-        return AllOpened(lacking, job.ticket if lacking and request.rank in ticket.holders(job) else Secret())
+        unfit = lacking(job.opened)
+        if unfit and job.streams:
+            await self._unfold(job, "; ".join(f"rank {rank} cannot fold: {why}" for rank, why in unfit.items()))
+        return AllOpened(unfit, job.ticket if unfit and request.rank in ticket.holders(job) else Secret())
 
     async def _unfold(self, job: Job, why: str) -> None:
         """Take a job off the switches whose ranks do not use its trees."""

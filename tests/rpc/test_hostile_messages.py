@@ -171,3 +171,21 @@ async def test_the_time_is_told_in_which_nobody_has_answered(tmp_path: Path) -> 
         silent.listen()
         with pytest.raises(rpc.Unreachable, match=r"no controller answers at unix:.*/s \(not within 0\.2 s\): is"):
             await client.status(f"unix:{tmp_path}/s", timeout=0.2)
+
+
+@pytest.mark.parametrize("character", ["x", "%", "\u00e4", "\U0001f600"])
+async def test_a_refusal_keeps_its_code_however_long_its_words_are(character: str, tmp_path: Path) -> None:
+    """A caller goes by it; the words end with how many are left out."""
+    async def refuse(request: Leave) -> Leave:
+        raise rpc.Refusal(rpc.Code.NOT_FOUND, character * 20_000)
+
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((rpc.service("test.Refusals", {"Refuse": (Leave, refuse)}),))
+    server.add_insecure_port(f"unix:{tmp_path}/s")
+    await server.start()
+    try:
+        with pytest.raises(rpc.CallRefused, match=r"x* \.\.\. \(\d+ characters more\)") as refused:
+            await rpc.call(f"unix:{tmp_path}/s", "test.Refusals/Refuse", Leave("j", 0, 1), Leave, BOUND)
+        assert refused.value.invalid
+    finally:
+        await server.stop(None)

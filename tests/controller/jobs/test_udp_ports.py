@@ -96,6 +96,15 @@ async def test_a_rank_that_lacks_something_keeps_all_from_folding(tmp_path: Path
         assert set(r.controller.allocator.used().values()) == {0}
 
 
+async def test_of_many_ranks_that_lack_something_the_first_are_named_briefly(tmp_path: Path) -> None:
+    """All ranks are told of each of them: at thousands of ranks their words would fill the controller's memory."""
+    async with rig(tmp_path) as r:
+        plans = await asyncio.gather(*(r.call("Join", r.join(rank, 20, lacks="x" * 4096)) for rank in range(20)))
+        reason = "; ".join(f"rank {rank} at {plans[0].peers[rank].address} cannot fold: {'x' * 200}..."
+                           for rank in range(8))
+        assert [plan.reason for plan in plans] == [reason] * 20
+
+
 def opened(plan: Plan, lacks: str = "", timeout: float = 30.0) -> Opened:
     """A rank's word that it has opened what it folds with, or what it lacks."""
     return Opened(plan.job, plan.rank, plan.epoch, lacks, timeout, plan.rank_secret)
