@@ -71,13 +71,22 @@ class Registry:
 
     def parent_of(self, group: Job) -> Job | None:
         """The job of which this is a group, where it has not ended."""
-        of = group.parent_name, group.parent_epoch, group.tenant.name
-        return next((job for job in self.unfinished() if (job.name, job.epoch, job.tenant.name) == of), None)
+        of = group.parent_epoch, group.tenant.name
+        return next((job for job in self._named(group.parent_name) if (job.epoch, job.tenant.name) == of), None)
 
     def unfinished(self) -> Iterator[Job]:
         """Every job that has not ended."""
         yield from list(self.named.values())
         yield from list(self.ending)
+
+    def _named(self, name: str) -> Iterator[Job]:
+        """Every job of this name that has not ended, without a look at the others: any rank's request asks for it, and
+        there may be thousands."""
+        if name in self.named:
+            yield self.named[name]
+        for job in list(self.ending):
+            if job.name == name:
+                yield job
 
     def active(self, name: str | None = None) -> list[Job]:
         """Jobs that hold slots: all of them, or those of this name."""
@@ -110,7 +119,7 @@ class Registry:
     def find(self, request: RankRequest) -> Job:
         """The incarnation of a job from whose rank a request comes, which its secret proves.  Raises Refusal."""
         who = self.proven(request)
-        for job in self.unfinished():
+        for job in self._named(request.job):
             if _is_of(job, request) and request.rank in job.joins:
                 limit = job.limits.setdefault(request.rank, RateLimit(RANK_RATE, RANK_BURST))
                 if seconds := limit.wait():
@@ -122,7 +131,7 @@ class Registry:
 
     def named_by(self, request: RankRequest) -> Job | None:
         """The incarnation that a request names, which nothing proves yet; None: nobody knows it."""
-        return next((job for job in self.all() if _is_of(job, request)), None)
+        return next((job for job in (*self._named(request.job), *self._finished) if _is_of(job, request)), None)
 
     def proven(self, request: RankRequest) -> str:
         """The rank from which a request comes, in words.  Raises Refusal where its secret does not prove it."""
@@ -137,7 +146,7 @@ class Registry:
     def evicts(self, request: RankRequest) -> Job | None:
         """The job to which a rank belonged that was taken for dead, and says that it lives.  Raises Refusal where its
         secret does not prove it."""
-        for job in self.all():
+        for job in (*self._named(request.job), *self._finished):
             if _is_of(job, request) and request.rank in job.lost:
                 self.proven(request)
                 return job

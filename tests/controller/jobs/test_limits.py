@@ -6,15 +6,18 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 import msgspec
 import pytest
 
 from netfold.controller import client
-from netfold.controller.jobs import callers, registry
+from netfold.controller.jobs import callers, fabric_key, registry
+from netfold.controller.jobs.job import Job
+from netfold.fabric.graph import DEFAULT_TENANT
 from netfold.rpc import rpc
-from netfold.wire.jobs import SERVICE, AskMissing, Done, RankReport
+from netfold.wire.jobs import SERVICE, AskMissing, Done, Join, RankReport, Settled
 from netfold.wire.operator import Status
 from support.control.controller import BOUND
 from support.control.credentials import scopes
@@ -96,3 +99,22 @@ async def test_requests_of_thousands_of_ranks_at_once_are_all_answered(tmp_path:
         for channel in channels:
             channel.close()
         assert set(codes) == {Code.INVALID_ARGUMENT}
+
+
+def test_a_ranks_request_looks_at_jobs_of_its_name_alone() -> None:
+    """A tenant may let thousands of jobs wait, whose number costs the ranks of others nothing."""
+
+    class Unwalked(dict[str, Job]):
+        def values(self) -> Any:
+            raise AssertionError("walked over all jobs")
+
+        __iter__ = items = values  # type: ignore[assignment]
+
+    jobs = registry.Registry()
+    jobs.named = Unwalked(mine=Job("mine", 2, state="active", epoch=7), other=Job("other", 2))
+    jobs.named["mine"].joins[1] = Join("mine", 2, 1, "10.0.0.1", "10.0.0.1:1", 0)
+    asks = Settled("mine", 1, 7, fabric_key.rank_secret(jobs.key, DEFAULT_TENANT, "mine", 7, 1))
+    assert jobs.find(asks) is jobs.named_by(asks) is jobs.named["mine"]
+    assert jobs.evicts(asks) is None
+    jobs.retire(jobs.named.pop("mine"))
+    assert jobs.find(asks) is jobs.named_by(asks) is jobs.ending[0]
