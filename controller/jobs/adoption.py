@@ -7,11 +7,11 @@
 
 A ticket says what a job was, the switches what is true now: a job is adopted only where each switch of its trees holds
 exactly its entries, so that the ticket of a job which has ended adopts nothing.  A switch that was down or empty proves
-neither; the job is adopted, and its trees are planned anew.  A switch that holds another thing may follow a later plan,
-whose ticket is waited for; where all that hold tickets have shown the same one, none of them has a later one: an
-earlier controller died before it could answer them with the plan that it had written.  The job is then adopted, and
-planned anew as well, as it is where a rank without a ticket has another plan.  Ranks without tickets wait until one
-with a ticket has come.
+neither; the job is adopted, and its trees are planned anew, as they are where a switch came back after it was read: it
+may have lost its slots.  A switch that holds another thing may follow a later plan, whose ticket is waited for; where
+all that hold tickets have shown the same one, none of them has a later one: an earlier controller died before it could
+answer them with the plan that it had written.  The job is then adopted, and planned anew as well, as it is where a rank
+without a ticket has another plan.  Ranks without tickets wait until one with a ticket has come.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from netfold.wire.plan import Secret
 log = logging.getLogger("netfold.controller")
 
 NEVER: Final = -1
-"""Session number of a switch that has never held a job's entries while this controller was there."""
+"""Session number of a switch that has never held a job's entries and slots while this controller was there."""
 
 
 class Borne(NamedTuple):
@@ -131,7 +131,8 @@ class Adoption:
         """The job of a record that a rank has shown, holding what the switches hold for it.  Raises Refusal where they
         hold something else.
 
-        Its ``sessions`` name the switches that hold nothing of it, with NEVER: its trees must be planned anew."""
+        Its ``sessions`` name, with NEVER, the switches that hold nothing of it or may have lost its slots since they
+        were read: its trees must be planned anew."""
         who = f"job {record.job!r} of epoch {record.epoch}"
         if not self.is_open:
             raise Refusal(Code.FAILED_PRECONDITION, f"{who}: its rank came {self._fabric.grace:g} s or more after the "
@@ -196,7 +197,7 @@ class Adoption:
             raise Refusal(Code.FAILED_PRECONDITION, f"{who}: numbers of its are another job's by now; join anew")
         for name, epoch in held:
             self._targets[name].claim(epoch, job.part_of(epoch))
-        lacking = {name for name, epoch in wanted if (name, epoch) not in held}
+        lacking = {name for name, epoch in wanted if (name, epoch) not in held or self._targets[name].came_back}
         job.sessions |= {name: NEVER if name in lacking else self._targets[name].sessions for name in names}
 
     def _reserve(self, borne: Borne) -> bool:

@@ -106,6 +106,8 @@ class Target:
         first connection."""
         self.was_empty = False
         """True if the switch had no program at the first connection, and so no state of any job."""
+        self.came_back = False
+        """True if a session began after that in which `found` was read: the switch may have lost these jobs' slots."""
         self._connect = connect
         self._turns = turns or Turns()
         self._installs = 0
@@ -323,6 +325,7 @@ class Target:
     async def _read_jobs(self, client: Client, *, empty: bool) -> None:
         """At the first connection: keep what an earlier controller has left of its jobs.  Raises SwitchError."""
         if self.found is not None:
+            self.came_back = True
             return
         actual = await self._read(client)
         await self._turn(len(actual) // COMPARED)

@@ -19,7 +19,7 @@ from netfold.wire import roce
 from netfold.wire.jobs import Done, Halt, JobEndedEvent, Leave, RankLost
 from support.control.controller import BOUND, until
 from support.control.jobs import Code, restarted, rig, watching
-from support.control.recovery import all_resume, connections, lose, streams
+from support.control.recovery import all_resume, connections, lose, restart, streams
 
 pytestmark = pytest.mark.usefixtures("cleaned_at_once")
 
@@ -107,6 +107,28 @@ async def test_a_switch_that_died_with_the_controller_does_not_keep_the_next_one
             assert isinstance(await watcher.next(), Halt)
         after = await all_resume(r, plans)
         assert {tree.name for plan in after for tree in plan.trees} == {"spine2"}
+
+
+async def test_a_switch_that_restarts_before_the_ranks_register_has_lost_their_slots(tmp_path: Path) -> None:
+    """The controller has read it and written its entries again, so only the second session says so: the ranks halt, and
+    all trees are new."""
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+    async with restarted(r) as r:
+        spine = r.controller.targets["spine1"]
+        lose(r, "spine1")
+        await until(lambda: not spine.is_up)
+        restart(r, "spine1")
+        await until(lambda: spine.is_up)
+        watchers = [await r.watch(plan) for plan in plans]
+        await r.controller.replan()
+        (job,) = r.controller.jobs.all()
+        assert job.round is not None
+        for watcher in watchers:
+            assert isinstance(await watcher.next(), Halt)
+        after = await all_resume(r, plans)
+        before = {stream.qp for plan in plans for stream in streams(plan)}
+        assert before.isdisjoint(stream.qp for plan in after for stream in streams(plan))
 
 
 async def test_without_jobs_a_controller_needs_all_its_switches(tmp_path: Path) -> None:
