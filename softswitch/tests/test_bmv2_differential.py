@@ -32,7 +32,7 @@ def frame(op: int, a: int = 0, b: int = 0, c: int = 0, rest: bytes = b"payload o
 def everything(rng: random.Random) -> list[tuple[int, bytes]]:
     """Every operation of traffic.p4 with every choice that changes its course, and frames too short to parse."""
     frames = [frame(0, b=2), frame(2), *(frame(1, a=a, b=b) for a in (0, 10, 11) for b in (1, 2, 9))]
-    frames += [frame(op, a=a, b=b, c=2) for op in (3, 4) for a in (0, 1) for b in (1, 2, 9)]
+    frames += [frame(op, a=a, b=b, c=2) for op in (3, 4) for a in (0, 1) for b in (1, 2, 9, 0x8001)]
     frames += [frame(5, a=a, b=2) for a in (0, 1)]
     frames += [frame(6, a=a, b=2, c=c) for a in (0, 1) for c in (0, 1, 3)]
     frames += [frame(op, b=1, c=c) for op in (7, 8) for c in (0, 1, 7, 8, 20, 1000)]

@@ -229,7 +229,8 @@ def test_clone_sessions_are_written_and_read(client: Client) -> None:
     assert client.read(session(5)) == [session(5, 1, 510, length=128)]
     client.write((MODIFY, session(5, 2)))
     assert client.read(session(5)) == [session(5, 2)]
-    assert client.codes((INSERT, session(6, 1, service=1)), (INSERT, session(0, 1))) == [UNIMPLEMENTED, INVALID]
+    assert client.codes((INSERT, session(6, 1, service=1)), (INSERT, session(0, 1)), (INSERT, session(1 << 15, 1))) == [
+        UNIMPLEMENTED, INVALID, INVALID]
     client.write((DELETE, session(5)))
 
 

@@ -184,8 +184,8 @@ class ExternEmitter(PacketEmitter):
         self.line(f"if ({length} < p->truncate_to) p->truncate_to = {length};")
 
     def op_clone(self, s: ir.Extern) -> None:
-        session = self.x(s.args[0])
-        self.line(f"p->clone_asked = true; p->clone_session = (uint32_t){session}; p->clone_list = {s.info}u;")
+        session = f"(uint32_t){self.x(s.args[0])} & SS_SESSIONS"
+        self.line(f"p->clone_asked = true; p->clone_session = {session}; p->clone_list = {s.info}u;")
 
     def op_resubmit(self, s: ir.Extern) -> None:
         self.line(f"p->resubmit_asked = true; p->resubmit_list = {s.info}u;")

@@ -13,7 +13,7 @@ from softswitch.p4runtime.context import Context
 
 PORT_BITS = 9
 GROUP_BITS = 16
-SESSION_BITS = 16
+SESSION_BITS = 15
 
 
 def _replicas(context: Context, messages: Iterable[p4r.Replica], what: str) -> tuple[tuple[int, int], ...]:
