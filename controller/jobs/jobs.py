@@ -394,9 +394,7 @@ class Jobs:
         """End a job, whatever its ranks do."""
         job.reason = why
         job.complete.set()
-        if job.planning is not None:
-            job.planning.cancel()
-            await asyncio.gather(job.planning, return_exceptions=True)
+        await self._planning.stop(job)
         await self._end(job)
 
     # ---- ranks that go, and the end --------------------------------------------------------------------------------

@@ -100,6 +100,13 @@ class Planning:
             job.planning.add_done_callback(_is_answered)
         job.complete.set()
 
+    @staticmethod
+    async def stop(job: Job) -> None:
+        """Stop planning a job that is to end: it must get no slots and entries after its end."""
+        if job.planning is not None:
+            job.planning.cancel()
+            await asyncio.gather(job.planning, return_exceptions=True)
+
     async def _plan(self, job: Job) -> list[Plan]:
         """Plan trees, allocate slots and write entries, or decide that the job is not folded, and why.  Returns a plan
         for each rank."""
@@ -107,6 +114,7 @@ class Planning:
         machines(job.hosts)
         # all ranks have joined the new incarnation, so none is in an old one any more
         for old in self._registry.before(job):
+            await self.stop(old)
             await self._end(old)
         try:
             connecting.check_ranks(job)

@@ -98,7 +98,8 @@ class Registry:
 
     def before(self, job: Job) -> list[Job]:
         """Earlier incarnations of a job that have not ended."""
-        return [old for old in self.ending if (old.name, old.tenant.name) == (job.name, job.tenant.name)]
+        return [old for old in self.ending
+                if old is not job and (old.name, old.tenant.name) == (job.name, job.tenant.name)]
 
     def retire(self, job: Job) -> None:
         """A job loses its name to a later incarnation, and ends beside it."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,30 @@ async def test_a_crashed_job_ends_when_its_successor_is_complete(tmp_path: Path)
         assert r.controller.allocator.used() == before
         code, words = await r.refusal(Leave("j", 1, old[1].epoch, secret=old[1].rank_secret), "Leave")
         assert (code, "may have ended" in words) == (Code.FAILED_PRECONDITION, True)
+
+
+async def test_a_job_that_is_started_anew_while_it_is_planned_holds_nothing(tmp_path: Path) -> None:
+    """Its ranks go away before it has slots, and come again at once: it gets none after its end."""
+    async with rig(tmp_path) as r:
+        jobs, free = r.controller.jobs, threading.Event()
+        busy = asyncio.create_task(jobs._thread.run(free.wait))
+        try:
+            joins = [asyncio.create_task(r.call("Join", r.join(rank, 4))) for rank in range(4)]
+            await until(lambda: [job.state for job in jobs.all()] == ["planning"])
+            (old,) = jobs.all()
+            for join in joins:
+                join.cancel()
+            await until(lambda: old.is_empty)
+            again = asyncio.create_task(r.together(4))
+            await until(lambda: old.state == "finished")
+        finally:
+            free.set()
+        await busy
+        for plan in await again:
+            await r.leave(plan)
+        assert old.streams == []
+        assert set(r.controller.allocator.used().values()) == {0}
+        assert r.base_only()
 
 
 async def test_dropping_a_job_frees_its_name_and_slots(tmp_path: Path) -> None:
