@@ -443,7 +443,8 @@ class Recovery:
         plans.make(self._fabric, self._registry.key, job)
         log.warning("%s: not folded after all: %s", job, job.reason)
         self._note("re-planned", job.name, f"not folded after all: {job.reason}")
-        await self._placement.clean(parts)
+        # the caller may stop waiting: entries and slots are freed all the same
+        await asyncio.shield(self.background.begin(self._placement.clean(parts), f"leftovers of {job}"))
 
     def _until_fallback(self, job: Job, here: Round) -> float | None:
         """Seconds until ranks that have all stopped go on over TCP; None where one of them cannot, as RC ranks, whose

@@ -11,6 +11,7 @@ import pytest
 
 from netfold.wire.jobs import AllOpened, Opened
 from netfold.wire.plan import Plan
+from support.control.controller import until
 from support.control.jobs import Code, Rig, rig
 
 
@@ -54,3 +55,21 @@ async def test_what_ranks_have_agreed_not_to_use_stays_unused(tmp_path: Path, la
         assert "rank 1: it has told the others that it cannot fold: a port" in words
         for plan, lacks in ((plans[0], ""), (plans[1], "a port")):
             assert (await r.call("Opened", opened(plan, lacks), AllOpened)).lacking == told
+
+
+async def test_a_rank_that_goes_away_while_its_job_leaves_the_switches_leaves_nothing(tmp_path: Path) -> None:
+    """The call that takes the job off them ends while a switch is slow: its entries and slots go all the same."""
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        (job,) = r.controller.jobs.all()
+        gate = r.switches["leaf1"].gate = asyncio.Event()
+        calls = [asyncio.create_task(r.controller.jobs.opened(opened(plan, "a port"))) for plan in plans]
+        await until(lambda: sum(call.done() for call in calls) == 3)
+        (last,) = (call for call in calls if not call.done())
+        last.cancel()
+        await asyncio.wait([last])
+        gate.set()
+        await until(r.base_only)
+        await until(lambda: not r.controller.jobs.is_changing)
+        assert job.streams == []
+        assert set(r.controller.allocator.used().values()) == {0}
