@@ -183,7 +183,8 @@ class Recovery:
         await asyncio.wait([here.plans], timeout=PREEMPTION_TIMEOUT)
         if not here.plans.done():
             self._insist(job, here, f"its ranks did not stop within {PREEMPTION_TIMEOUT:g} s")
-        await asyncio.gather(*here.cleaning)
+        if here.cleaning:  # which goes on where the caller is cancelled
+            await asyncio.wait(here.cleaning)
 
     @staticmethod
     def _insist(job: Job, here: Round, why: str) -> None:

@@ -16,7 +16,7 @@ from netfold.wire.plan import Plan
 from support.control.connecting import connect, join_all, nics
 from support.control.controller import BOUND, until
 from support.control.credentials import scopes, tenant
-from support.control.jobs import Rig, Watcher, rig
+from support.control.jobs import Code, Rig, Watcher, rig
 from support.control.recovery import resume
 
 SIZES = Sizes(data=512, agreement=512, quota=1024)
@@ -84,6 +84,27 @@ async def test_the_latest_job_of_the_lowest_priority_goes_on_over_tcp(tmp_path: 
         kept = {job.name for job in r.controller.jobs.registry.active()}
         assert kept == {"urgent", *folded} - {latest[0].job}
         assert len(others) == len(folded) - 1
+
+
+async def test_what_a_job_has_yielded_is_freed_without_the_one_that_needed_it(tmp_path: Path) -> None:
+    """The operator drops the job of the higher priority while it waits until a slow switch has removed the entries."""
+    async with rig(tmp_path, **settings(tmp_path)) as r:
+        folded = await fill(r, "low")
+        latest = folded[list(folded)[-1]]
+        watchers = await watched(r, latest)
+        r.metadata = tokens.metadata("high")
+        joining = [asyncio.create_task(r.refusal(r.join(rank, job="urgent"))) for rank in (0, 1)]
+        assert isinstance(await watchers[0].next(), Halt)
+        gate = r.switches["leaf1"].gate = asyncio.Event()
+        r.metadata = tokens.metadata("low")
+        await asyncio.gather(*(r.call("Resume", resume(plan, stand_in="10.0.0.1:7000")) for plan in latest))
+        assert await r.controller.jobs.drop("urgent")
+        gate.set()
+        assert [code for code, _ in await asyncio.gather(*joining)] == [Code.ABORTED] * 2
+        for name in folded:
+            assert await r.controller.jobs.drop(name)
+        assert set(r.controller.allocator.used().values()) == {0}
+        assert r.base_only()
 
 
 async def test_a_job_that_folds_over_switches_alone_keeps_its_slots(tmp_path: Path) -> None:
