@@ -474,14 +474,14 @@ class Jobs:
             job.ready.exception()  # asyncio would complain about an exception that nobody retrieved
         job.notify()
         # the caller may stop waiting (a rank's call has a deadline): entries and slots are freed all the same
-        await asyncio.shield(self._background.begin(self._clear(job), f"end of {job}"))
+        await asyncio.shield(self._background.begin(self._clear(job, why), f"end of {job}"))
 
-    async def _clear(self, job: Job) -> None:
+    async def _clear(self, job: Job, why: str) -> None:
         """End the groups of a job that has ended, and remove what switches hold of it."""
         for group in self.registry.groups_of(job):
             await self._finish(group, f"{job}, of which it is a group, has ended")
         await self._placement.leave(job)
-        await self._recovery.clear(job)
+        await self._recovery.clear(job, why)
         log.info("%s: epoch %d ended", job, job.epoch)
         if job.slots:
             self._notice_soon()  # other jobs may have room to move now

@@ -198,15 +198,19 @@ class Recovery:
         here = job.round
         if here is None or here.plans.done() or not (gone := sorted(job.left | job.lost.keys())):
             return
-        refusal = Refusal(
+        self._fail(here, refusal := Refusal(
             Code.FAILED_PRECONDITION, f"{job}: {here.why}, and rank {', '.join(map(str, gone))} is not there any more "
-                                      "to repeat its part; join anew")
+                                      "to repeat its part; join anew"))
+        if job.step is not None:
+            job.step.abort(refusal)
+
+    @staticmethod
+    def _fail(here: Round, refusal: Refusal) -> None:
+        """End a round without plans."""
         for waited in (here.plans, here.plans_to_connect):
             if not waited.done():
                 waited.set_exception(refusal)
                 waited.exception()  # asyncio would complain about an exception that nobody retrieved
-        if job.step is not None:
-            job.step.abort(refusal)
         here.ended = time.monotonic()
         here.changed.set()
 
@@ -217,13 +221,15 @@ class Recovery:
                 self._lose(job, rank, f"it has not connected its queue pairs within {self._fabric.lease:g} s after its "
                                       "plan (Connect)")
 
-    async def clear(self, job: Job) -> None:
-        """Remove what rounds of a job that has ended left on switches."""
-        if job.round is not None:
-            job.round.hurry.set()
-            leftovers, job.round.leftovers = job.round.leftovers, {}
+    async def clear(self, job: Job, why: str) -> None:
+        """Remove what rounds of a job that has ended left on switches, then end the one that is under way."""
+        if (here := job.round) is not None:
+            here.hurry.set()
+            leftovers, here.leftovers = here.leftovers, {}
             await self._placement.clean(leftovers)
-            await asyncio.gather(*job.round.cleaning, return_exceptions=True)
+            await asyncio.gather(*here.cleaning, return_exceptions=True)
+            if not here.plans.done():
+                self._fail(here, Refusal(Code.FAILED_PRECONDITION, why))
 
     async def close(self) -> None:
         """Cancel everything that is under way."""
@@ -285,6 +291,8 @@ class Recovery:
                 except (trees.NoTree, Exhausted, SwitchError) as error:
                     moved, here.problem = False, self._liveness.beside(error)
                     log.warning("%s: no trees yet: %s", job, here.problem)
+                if here.plans.done() or job.is_over:  # ranks have gone meanwhile, or the job has ended
+                    return
             wait = None
             if len(here.resumes) == job.world:
                 if here.yields:

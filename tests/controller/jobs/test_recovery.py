@@ -359,6 +359,23 @@ async def test_a_rank_that_is_gone_ends_the_wait(tmp_path: Path) -> None:
         assert (code, "rank 3" in words) == (Code.FAILED_PRECONDITION, True)
 
 
+async def test_a_round_ends_with_its_job(tmp_path: Path) -> None:
+    """A halted rank of a job that is dropped is refused with the reason, and nothing goes on for the job."""
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        lose(r, "spine1")
+        (job,) = r.controller.jobs.all()
+        await until(lambda: job.stands_still)
+        waiting = asyncio.create_task(r.refusal(resume(plans[0]), "Resume"))
+        await until(lambda: job.round is not None and 0 in job.round.resumes)
+        assert await r.controller.jobs.drop("j")
+        await until(lambda: not r.controller.jobs.is_changing)
+        assert not job.stands_still
+        code, words = await waiting
+        assert (code, "has ended: dropped by the operator" in words) == (Code.FAILED_PRECONDITION, True)
+        assert set(r.controller.allocator.used().values()) == {0}
+
+
 async def test_who_stands_still_without_need_is_refused(tmp_path: Path) -> None:
     """Nobody was told to; or the queue pairs are not those of the rank's plan."""
     async with rig(tmp_path) as r:
