@@ -3,7 +3,8 @@
 
     first connection --> entries of jobs found on a switch: kept, their numbers reserved, by epoch
     a rank registers --> its ticket says which job they are: they are the job's again (`Adoption.adopt`)
-    `grace` is over  --> what nobody has claimed is removed, and ranks that have not registered count as lost
+    `grace` is over  --> what nobody has claimed is removed, also from a switch that is first reached later, and ranks
+                         that have not registered count as lost
 
 A ticket says what a job was, the switches what is true now: a job is adopted only where each switch of its trees holds
 exactly its entries, so that the ticket of a job which has ended adopts nothing.  A switch that was down or empty proves
@@ -73,13 +74,19 @@ class Adoption:
         self.has_found = False
         """True if any switch held entries of jobs when this controller first connected to it."""
 
-    def reserve(self, switch: str, found: Mapping[int, State]) -> None:
-        """Keep the numbers that a switch holds for unknown jobs from being handed out."""
+    def reserve(self, switch: str, found: Mapping[int, State]) -> bool:
+        """Keep the numbers that a switch holds for unknown jobs from being handed out.  Returns False if the grace is
+        over: nobody can claim them, and the switch shall lose its entries before it takes others."""
+        if not self.is_open:
+            log.warning("%s: the epochs %s, which an earlier controller has left there, are removed: the grace is over",
+                        switch, ", ".join(map(str, sorted(found))))
+            return False
         self.has_found |= bool(found)
         for epoch, entities in found.items():
             if not self._allocator.reserve(epoch, {switch: fold_tables.holding(self._hosts, entities.values())}):
                 log.warning("%s: an earlier controller has left epoch %d there, with numbers that another job has",
                             switch, epoch)
+        return True
 
     @staticmethod
     def record(request: Watch, key: bytes) -> Record:

@@ -84,7 +84,7 @@ class Target:
         sleep: Sleep = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
         on_change: Callable[[], None] = lambda: None,
-        on_found: Callable[[dict[int, State]], None] = lambda found: None,
+        on_found: Callable[[dict[int, State]], bool] = lambda found: True,
         on_superseded: Callable[[str], None] = lambda why: None,
     ) -> None:
         self.name = name
@@ -323,7 +323,8 @@ class Target:
             await client.close()  # the next session starts from what the switch then holds
 
     async def _read_jobs(self, client: Client, *, empty: bool) -> None:
-        """At the first connection: keep what an earlier controller has left of its jobs.  Raises SwitchError."""
+        """At the first connection: keep what an earlier controller has left of its jobs, if somebody may still claim
+        it.  Raises SwitchError."""
         if self.found is not None:
             self.came_back = True
             return
@@ -331,12 +332,14 @@ class Target:
         await self._turn(len(actual) // COMPARED)
         desired = self._desired.all
         left = fold_tables.by_epoch(entity for key, entity in actual.items() if key not in desired)
-        self.found, self.was_empty = {epoch: state(entities) for epoch, entities in left.items()}, empty
-        self._desired.put({_left_part(epoch): entities for epoch, entities in self.found.items()})
-        if left:
-            self._on_found(self.found)
+        found = {epoch: state(entities) for epoch, entities in left.items()}
+        if found and not self._on_found(found):
+            found = {}  # the first write removes it
+        self.found, self.was_empty = found, empty
+        self._desired.put({_left_part(epoch): entities for epoch, entities in found.items()})
+        if found:
             log.info("%s: holds entries of jobs of an earlier controller, of the epochs %s", self.name,
-                     ", ".join(map(str, sorted(left))))
+                     ", ".join(map(str, sorted(found))))
 
     async def _run(self) -> None:
         attempt = disputes = 0

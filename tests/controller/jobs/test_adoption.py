@@ -167,6 +167,19 @@ async def test_what_nobody_claims_goes_after_the_grace(tmp_path: Path) -> None:
         assert set(r.controller.allocator.used().values()) == {0}
 
 
+async def test_a_switch_that_is_first_reached_after_the_grace_keeps_nothing_of_unknown_jobs(tmp_path: Path) -> None:
+    """It is up only without their entries, and their slots are free."""
+    async with rig(tmp_path) as r:
+        await r.together(4)
+    r.switches["spine1"].unreachable = True
+    async with restarted(r) as r:
+        await r.controller.jobs.end_grace()
+        r.switches["spine1"].unreachable = False
+        await until(lambda: r.controller.targets["spine1"].is_up)
+        assert r.base_only()
+        assert set(r.controller.allocator.used().values()) == {0}
+
+
 async def test_the_ticket_of_a_job_that_has_ended_adopts_nothing(tmp_path: Path) -> None:
     """The switches say that it has."""
     async with rig(tmp_path) as r:
