@@ -443,7 +443,7 @@ class Jobs:
         if job.state == "gathering":
             log.info("%s: rank %d withdrawn: %s", job, rank, why)
             del job.joins[rank]
-            if not job.joins:
+            if not job.joins and self.registry.named.get(job.name) is job:  # else it has just lost its name
                 del self.registry.named[job.name]
         else:
             self._lose(job, rank, why)

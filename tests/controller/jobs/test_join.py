@@ -11,6 +11,7 @@ import grpc
 import msgspec
 import pytest
 
+from netfold.controller.jobs.job import Job
 from netfold.fabric.folding.slots import Sizes
 from netfold.wire.jobs import PROTOCOL
 from support.control.controller import until
@@ -75,6 +76,22 @@ async def test_a_rank_that_goes_away_while_waiting_is_forgotten(tmp_path: Path) 
         gone.cancel()
         await until(lambda: r.waiting() == 0)
         assert len(await r.together(2)) == 2
+
+
+async def test_a_rank_that_goes_away_when_its_job_loses_the_name_takes_it_from_nobody(tmp_path: Path) -> None:
+    """The ranks of the job of this name go on in the same moment, as an incarnation that keeps the name."""
+    async with rig(tmp_path) as r:
+        jobs = r.controller.jobs
+        plans = await r.together(2)
+        await r.leave(plans[1])
+        (job,) = jobs.all()
+        gone = asyncio.create_task(jobs.join(r.join(1)))
+        await until(lambda: r.waiting() == 1)
+        successor = Job("j", 1, joins={0: job.joins[0]})
+        jobs._begin_successor(job, successor)
+        gone.cancel()
+        await asyncio.wait([gone])
+        assert jobs.registry.named["j"] is successor
 
 
 @pytest.mark.parametrize(("changes", "code", "says"), [
