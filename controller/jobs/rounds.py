@@ -45,7 +45,7 @@ class Round:
 
 
 def next_round(before: Round | None, over: int, why: str) -> Round:
-    """The round that follows a job's last one, whose leftovers go now.
+    """The round that follows a job's last one, whose leftovers go now, or with this one where it has failed.
 
     before  the last round that this controller began; None: it began none
     over    number of the job's last round that is over
@@ -56,6 +56,7 @@ def next_round(before: Round | None, over: int, why: str) -> Round:
     if before is not None:
         before.hurry.set()
         here.cleaning += [task for task in before.cleaning if not task.done()]
+        here.leftovers |= before.leftovers
     return here
 
 

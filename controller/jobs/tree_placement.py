@@ -184,7 +184,7 @@ class TreePlacement:
         except BaseException:
             self._allocator.release(*parts.values())
             raise
-        if job.state == "finished":  # it ended meanwhile
+        if job.is_over or job.round is not here:  # it ended meanwhile, or ranks have gone and another round has begun
             await self.clean(parts)
             return
         here.leftovers |= leaving

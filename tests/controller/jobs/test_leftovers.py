@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,29 @@ async def test_leftovers_go_with_the_next_round(tmp_path: Path) -> None:
         (job,) = r.controller.jobs.all()
         assert job.round is not None
         assert len([task for task in job.round.cleaning if not task.done()]) == 1
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+async def test_leftovers_of_a_round_that_has_failed_go_with_the_job(tmp_path: Path, is_written: bool) -> None:
+    """A rank dies before all have resumed, when the new entries are written or while they are, and one more round
+    begins: when the job has ended, no slot is held."""
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        watcher = await r.watch(plans[3])
+        (job,) = r.controller.jobs.all()
+        gate, held = asyncio.Event(), connections(r, "spine2")
+        r.switches["leaf1"].gate = gate
+        lose(r, "spine1")
+        await until(lambda: connections(r, "spine2") > held)
+        if is_written:
+            gate.set()
+            await until(lambda: job.round is not None and bool(job.round.leftovers))
+        watcher.die()
+        await until(lambda: not job.stands_still)
+        r.controller.jobs._recovery.broken(job, 0, "a timeout")
+        assert job.round is not None
+        assert job.round.number == 2
+        gate.set()
+        await until(lambda: not r.controller.jobs.is_changing)
+        assert await r.controller.jobs.drop("j")
+        assert set(r.controller.allocator.used().values()) == {0}
