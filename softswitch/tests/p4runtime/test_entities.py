@@ -108,6 +108,7 @@ def test_a_selector_is_programmed_one_way_or_the_other(client: Client) -> None:
     use_member = p4r.TableAction(action_profile_member_id=1)
     for _ in range(2):
         client.write((INSERT, row(1, one_shot(1, 2))))
+        client.write((MODIFY, row(1, one_shot(3))), (MODIFY, row(1, one_shot(4))))  # leaves no set behind
         assert client.codes((INSERT, member(1)), (INSERT, group(7)), (INSERT, row(2, use_member))) == [INVALID] * 3
         client.write((DELETE, row(1, one_shot())), (INSERT, member(1)))
         assert client.codes((INSERT, row(1, one_shot(1, 2)))) == [INVALID]

@@ -18,7 +18,7 @@ from softswitch.p4runtime.metering import counted, decode_count, decode_meter, e
 from softswitch.p4runtime.schema import TableSchema
 
 if TYPE_CHECKING:
-    from softswitch.p4runtime.context import Context
+    from softswitch.p4runtime.context import Context, Identity
 
 KINDS = {p4r.Update.INSERT: "insert", p4r.Update.MODIFY: "modify", p4r.Update.DELETE: "delete"}
 
@@ -152,6 +152,10 @@ def write_entries(context: Context, kind: str, messages: list[p4r.TableEntry]) -
     return results
 
 
+def _identity(entry: Entry) -> Identity:
+    return entry.table.id, entry.key, entry.mask, entry.priority
+
+
 def flush_entries(
     context: Context,
     kind: str,
@@ -160,18 +164,18 @@ def flush_entries(
     results: list[EngineError | None],
 ) -> None:
     """Writes decoded entries in one batch, then their metadata, counters and meters."""
-    before = [
-        context.one_shot.of_entry(entry) if kind != "insert" and entry.table.profile >= 0 else None
-        for _, entry in ready
-    ]
+    held: dict[Identity, Do | None] = {}
+    if kind != "insert":
+        held = {_identity(entry): context.one_shot.of_entry(entry) for _, entry in ready if entry.table.profile >= 0}
     replies = context.engine.write_entries(kind, [entry for _, entry in ready])
-    for (i, entry), old, reply in zip(ready, before, replies, strict=True):
+    for (i, entry), reply in zip(ready, replies, strict=True):
         message = messages[i]
-        identity = (entry.table.id, entry.key, entry.mask, entry.priority)
+        identity = _identity(entry)
         if isinstance(reply, EngineError):
             results[i] = reply
             context.one_shot.abandon(entry.do)
             continue
+        old, held[identity] = held.get(identity), entry.do
         if old is not None:
             context.one_shot.abandon(old)
         if message.metadata and kind != "delete":
@@ -244,7 +248,7 @@ def encode_entry(
     _encode_do(context, table, entry.do, message.action)
     message.controller_metadata = entry.cookie
     message.idle_timeout_ns = entry.idle_timeout_ns
-    message.metadata = context.metadata.get((table.id, entry.key, entry.mask, entry.priority), b"")
+    message.metadata = context.metadata.get(_identity(entry), b"")
     message.is_const = table.info.const_entries
     if asked.HasField("time_since_last_hit") and table.info.idle_timeout:
         message.time_since_last_hit.elapsed_ns = entry.since_hit_us * 1000
