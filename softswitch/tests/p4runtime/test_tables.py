@@ -151,6 +151,36 @@ REFUSED = {
         entry(SELECT, exact(b"\1"), action=p4r.TableAction(action_profile_member_id=1)),
         NOT_FOUND,
     ),
+    "peak rate below the committed one": (
+        INSERT,
+        entry(EXACT, exact(b"\1"), action=forward(1), meter_config=p4r.MeterConfig(cir=10, cburst=1, pir=5, pburst=1)),
+        INVALID,
+    ),
+    "negative count": (
+        INSERT,
+        entry(EXACT, exact(b"\1"), action=forward(1), counter_data=p4r.CounterData(packet_count=-1)),
+        INVALID,
+    ),
+    "default's peak rate below the committed one": (
+        MODIFY,
+        entry(EXACT, action=forward(2), is_default_action=True, meter_config=p4r.MeterConfig(cir=10, pir=5)),
+        INVALID,
+    ),
+    "default's negative count": (
+        MODIFY,
+        entry(EXACT, action=forward(3), is_default_action=True, counter_data=p4r.CounterData(byte_count=-1)),
+        INVALID,
+    ),
+    "default's meter where there is none": (
+        MODIFY,
+        entry(LPM, action=forward(4), is_default_action=True, meter_config=p4r.MeterConfig()),
+        INVALID,
+    ),
+    "default's counter where there is none": (
+        MODIFY,
+        entry(LPM, action=forward(5), is_default_action=True, counter_data=p4r.CounterData()),
+        INVALID,
+    ),
     "empty entity": (INSERT, p4r.Entity(), INVALID),
     "no type": (p4r.Update.UNSPECIFIED, entry(EXACT, exact(b"\1"), action=forward(1)), INVALID),
 }
@@ -160,9 +190,10 @@ REFUSED = {
 def test_what_is_wrong_is_refused_by_its_code(client: Client, name: str) -> None:
     """Each bad update gets the specification's code, and nothing changes."""
     kind, entity, code = REFUSED[name]
-    before = client.read(entry(0))
+    state = entry(0), entry(0, is_default_action=True)
+    before = client.read(*state)
     assert client.codes((kind, entity)) == [code]
-    assert client.read(entry(0)) == before
+    assert client.read(*state) == before
 
 
 def test_a_failed_update_does_not_stop_the_others(client: Client) -> None:

@@ -108,6 +108,18 @@ def _idle_guard(message: p4r.TableEntry, *, supported: bool) -> None:
         raise InvalidArgument("has_time_since_last_hit must not be set in WriteRequest")
 
 
+def _check_direct(table: TableInfo, message: p4r.TableEntry) -> None:
+    """Refuses a meter or counter that `_write_direct` could not write, since a write that fails changes nothing."""
+    if message.HasField("meter_config"):
+        if table.direct_meter < 0:
+            raise InvalidArgument(f"table {table.name} has no direct meter")
+        decode_meter(message.meter_config, table.name)
+    if message.HasField("counter_data"):
+        if table.direct_counter < 0:
+            raise InvalidArgument(f"table {table.name} has no direct counter")
+        decode_count(message.counter_data, table.name)
+
+
 def decode_entry(context: Context, kind: str, message: p4r.TableEntry) -> Entry:
     """Decodes an entry to insert, modify or delete. Raises EngineError."""
     table = context.schema.table(message.table_id)
@@ -118,10 +130,7 @@ def decode_entry(context: Context, kind: str, message: p4r.TableEntry) -> Entry:
     _idle_guard(message, supported=table.info.idle_timeout)
     if message.idle_timeout_ns < 0:
         raise InvalidArgument(f"table {table.name}: idle timeout {message.idle_timeout_ns} ns is negative")
-    if message.HasField("meter_config") and table.info.direct_meter < 0:
-        raise InvalidArgument(f"table {table.name} has no direct meter")
-    if message.HasField("counter_data") and table.info.direct_counter < 0:
-        raise InvalidArgument(f"table {table.name} has no direct counter")
+    _check_direct(table.info, message)
     do = _decode_do(context, table, message)
     return Entry(
         table.info,
@@ -200,6 +209,7 @@ def _write_default(context: Context, kind: str, message: p4r.TableEntry) -> None
     _idle_guard(message, supported=True)
     if table.info.const_default:
         raise PermissionDenied(f"table {table.name}: its default action is const")
+    _check_direct(table.info, message)
     kind_of = message.action.WhichOneof("type")
     if kind_of is None:
         context.engine.set_default(table.info, None)
