@@ -22,7 +22,7 @@ from softswitch.compiler import confined
 from softswitch.compiler.driver import Program, compile_source
 from softswitch.p4runtime.program import Compiler
 from softswitch.p4runtime.server import Server
-from switch_support.client import INSERT, MODIFY, TIMEOUT, Client, Stream, code_of, serving
+from switch_support.client import DELETE, INSERT, MODIFY, TIMEOUT, Client, Stream, code_of, serving
 from switch_support.p4 import basic
 
 Set = p4r.SetForwardingPipelineConfigRequest
@@ -190,6 +190,20 @@ def test_reconcile_keeps_state_for_the_same_and_for_a_changed_program(
     client.push(config(changed), Set.RECONCILE_AND_COMMIT)
     assert state(client) == before
     assert server.pid != pid
+
+
+def test_reconcile_keeps_what_controllers_made_of_initial_entries(bench: tuple[Server, Client, Stream]) -> None:
+    """The changed program's initial entries give way: one was modified, one deleted, and neither comes back."""
+    _, client, _ = bench
+    first, changed = (
+        compile_source(source.replace("size = 4096;", "entries = { 1: forward(1); 2: forward(2); }"), "i.p4")
+        for source in (basic(), basic(egress="h.ethernet.src = 1;"))
+    )
+    client.push(config(first))
+    client.write((MODIFY, row(first, 1, 7)), (DELETE, row(first, 2, 2)), (INSERT, row(first, 3, 4)))
+    before = state(client)
+    client.push(config(changed), Set.RECONCILE_AND_COMMIT)
+    assert state(client) == before
 
 
 def test_reconcile_is_refused_where_state_has_no_place(bench: tuple[Server, Client, Stream], plain: Program) -> None:

@@ -272,6 +272,12 @@ def everything(context: Context) -> Iterator[tuple[int, p4r.Entity]]:
 
 
 def _carry_over(old: Context, new: Context) -> None:
+    """Writes the old state into a new program. Tables of both get the old entries alone: the new program's initial ones
+    would be in their way, or bring back what a controller has deleted."""
+    for ident, table in new.schema.tables.items():
+        before = old.schema.tables.get(ident)
+        if before is not None and not (before.info.const_entries or table.info.const_entries):
+            new.engine.clear(table.info)
     batch = [p4r.Update(type=kind, entity=entity) for kind, entity in everything(old)]  # type: ignore[arg-type]
     for update, error in zip(batch, entities.write(new, batch), strict=True):
         if error is not None:
