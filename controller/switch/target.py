@@ -110,8 +110,10 @@ class Target:
         """True if a session began after that in which `found` was read: the switch may have lost these jobs' slots."""
         self._connect = connect
         self._turns = turns or Turns()
-        self._installs = 0
-        """Number of calls of `install` that wait for the work under way, or are under way: that work is then urgent."""
+        self._installs: list[Collection[str]] = []
+        """Parts of each `install` that waits for the work under way, or is under way: that work is then urgent."""
+        self._removals: list[Collection[str]] = []
+        """Parts of each `uninstall` that waits for the work under way, or is under way."""
         self._sleep = sleep
         self._clock = clock
         self._on_change = on_change
@@ -206,7 +208,7 @@ class Target:
         Raises SwitchError if the switch is down or refuses; the parts are removed from the desired state then.
         """
         wanted = {part: state(entities) for part, entities in parts.items()}
-        self._installs += 1
+        self._installs.append(wanted)
         self._turns.hurry(self)
         try:
             async with self._busy:
@@ -221,7 +223,7 @@ class Target:
                         await self._retry(client)
                     raise
         finally:
-            self._installs -= 1
+            self._installs.remove(wanted)
 
     async def replace(self, parts: Mapping[str, Iterable[Entity] | State]) -> None:
         """Replace parts of the desired state; a switch that is down gets them when it comes back."""
@@ -233,10 +235,21 @@ class Target:
                 await self._reconcile()
 
     async def uninstall(self, parts: Collection[str]) -> None:
-        """Remove parts from the desired state; a switch that is down loses them when it comes back."""
-        async with self._busy:
-            if [part for part in parts if self._desired.remove(part)] or not self._desired.is_compared:
-                await self._reconcile()
+        """Remove parts from the desired state; a switch that is down loses them when it comes back.  Work that is under
+        way for others alone is not waited for: a program may take minutes to load."""
+        if (self._busy.locked() or self._desired.is_compared) and not any(map(self._has_to_do_with, parts)):
+            return
+        self._removals.append(parts)
+        try:
+            async with self._busy:
+                if [part for part in parts if self._desired.remove(part)] or not self._desired.is_compared:
+                    await self._reconcile()
+        finally:
+            self._removals.remove(parts)
+
+    def _has_to_do_with(self, part: str) -> bool:
+        """True if the switch should have a part, or if one of that name is being installed or removed."""
+        return self._desired.part(part) is not None or any(part in those for those in self._installs + self._removals)
 
     def claim(self, epoch: int, part: str) -> None:
         """Make what an earlier controller has left of an epoch, in `found`, the part of a job, with nothing to
@@ -312,7 +325,7 @@ class Target:
 
     async def _turn(self, updates: int) -> None:
         """Wait for a turn of the event loop with room for so many updates."""
-        await self._turns.wait(self, updates, urgent=self._installs > 0)
+        await self._turns.wait(self, updates, urgent=bool(self._installs))
 
     async def _retry(self, client: Client) -> None:
         """Try again after a failed write, and close the session if that fails, too."""

@@ -129,6 +129,24 @@ async def test_a_rank_that_does_not_answer_is_not_waited_for_for_ever(
         assert (code, "rank 0 is not there any more" in words) == (Code.FAILED_PRECONDITION, True)
 
 
+async def test_a_switch_that_a_job_does_not_use_holds_up_no_rank_that_leaves(tmp_path: Path) -> None:
+    """It comes back, and takes long until it has the fabric's entries; the job's slots are free before."""
+    async with rig(tmp_path) as r:
+        plans = await r.together(2)
+        other = r.controller.targets["leaf2"]
+        lose(r, "leaf2")
+        await until(lambda: not other.is_up)
+        gate = r.switches["leaf2"].gate = asyncio.Event()
+        restart(r, "leaf2")
+        await until(other._busy.locked)
+        try:
+            await asyncio.gather(*(r.leave(plan) for plan in plans))
+            assert set(r.controller.allocator.used().values()) == {0}
+            assert not other.is_up
+        finally:
+            gate.set()
+
+
 async def test_a_leaving_rank_still_serves_a_round(tmp_path: Path) -> None:
     """It is asked to halt like everybody, and leaves when all are."""
     async with rig(tmp_path) as r:

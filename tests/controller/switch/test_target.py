@@ -77,6 +77,29 @@ async def test_a_silent_switch_is_told_nothing_and_gets_what_it_lacks_when_it_an
     await target.stop()
 
 
+async def test_removing_a_part_waits_for_nothing_but_what_is_under_way_with_that_part() -> None:
+    """While one part is being written, and while it is being removed, another one is known not to be there; that part
+    itself has gone from the switch when its removal ends, whoever asks for it."""
+    switch = MemorySwitch("s")
+    target = Target("s", switch.connect, sleep=no_wait)
+    target.preset({"fabric": [route(1)]})
+    target.start()
+    await target.wait_up(BOUND)
+    for work in (lambda: target.install({"job": [route(2, 2)]}), lambda: target.uninstall(["job"])):
+        switch.gate = asyncio.Event()
+        under_way = asyncio.create_task(work())
+        await until(target._busy.locked)
+        removals = [asyncio.create_task(target.uninstall([part])) for part in ("other", "job")]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert [removal.done() for removal in removals] == [True, False]
+        switch.gate.set()
+        await asyncio.gather(under_way, *removals)
+        assert list(switch.state.values()) == [route(1)]
+        await target.install({"job": [route(2, 2)]})
+    await target.stop()
+
+
 async def test_foreign_entries_are_removed_on_connecting() -> None:
     """Entries that are not desired are deleted; entries that differ are modified."""
     switch = MemorySwitch("s")
