@@ -70,8 +70,8 @@ typedef struct ss_packet { /* first member of every program's `state` */
                                          BMv2's packet_length in egress = length at ingress + this */
 } ss_packet;
 #define SS_NO_LIST 0xffffffffu
-#define SS_SESSIONS 0x7fffu /* a clone session's number has 15 bits, the lowest of what the program gives (BMv2) */
-#define SS_WHOLE 0xffffffffu                 /* of truncate_to: no bound */
+#define SS_SESSIONS 0x7fffu  /* a clone session's number has 15 bits, the lowest of what the program gives (BMv2) */
+#define SS_WHOLE 0xffffffffu /* of truncate_to: no bound */
 #define SS_LINE __attribute__((aligned(64))) /* begins a cache line: what is cleared and copied whole */
 
 /* A frame that leaves: out[0..head) ref[0..ref_len) out[head..head + tail).  A longer run of bytes that is sent on as
