@@ -216,6 +216,38 @@ def test_reconcile_is_refused_where_state_has_no_place(bench: tuple[Server, Clie
     assert (state(client), server.pid) == (before, pid)
 
 
+def test_reconcile_drops_tables_and_value_sets_that_nobody_wrote(
+    bench: tuple[Server, Client, Stream], plain: Program
+) -> None:
+    """They hold no state; with a default action or a member that a controller wrote, the request is refused."""
+    _, client, _ = bench
+    more = compile_source(basic().replace("table dmac {", """
+        action to(bit<9> port) { s.egress_spec = port; }
+        table more { key = { h.ethernet.src: exact; } actions = { to; } default_action = to(5); }
+        table dmac {""").replace("dmac.apply();", "more.apply(); dmac.apply();").replace("state start {", """
+        value_set<bit<16>>(4) types;
+        state start {""").replace("transition accept;", """
+        transition select(h.ethernet.type) { types: accept; default: accept; }"""), "more.p4")
+    client.push(config(more))
+    client.write((INSERT, row(more, 1, 2)))
+    default = p4r.Entity(table_entry=p4r.TableEntry(table_id=_ids(more)["more"], is_default_action=True))
+    values = p4r.Entity(value_set_entry=p4r.ValueSetEntry(value_set_id=more.p4info.value_sets[0].preamble.id))
+    for entity in (default, values):
+        written = p4r.Entity()
+        written.CopyFrom(entity)
+        if entity is default:
+            written.table_entry.action.action.action_id = _ids(more)["to"]
+            written.table_entry.action.action.params.add(param_id=1, value=b"\6")
+        else:
+            written.value_set_entry.members.add().match.add(field_id=1).exact.value = b"\1"
+        client.write((MODIFY, written))
+        error = refused(client, config(plain), Set.RECONCILE_AND_COMMIT)
+        assert code_of(error) is grpc.StatusCode.FAILED_PRECONDITION
+        client.write((MODIFY, entity))  # as it was
+    client.push(config(plain), Set.RECONCILE_AND_COMMIT)
+    assert client.read(p4r.Entity(table_entry=p4r.TableEntry())) == [row(plain, 1, 2)]
+
+
 def test_finsy_drives_a_switch_from_source(plain: Program, tmp_path: Path) -> None:
     """A real controller: pipeline, entries, groups, counters, packet-out, packet-in with its metadata."""
     (tmp_path / "basic.p4").write_text(plain.preprocessed)

@@ -271,6 +271,22 @@ def everything(context: Context) -> Iterator[tuple[int, p4r.Entity]]:
             yield kind, entity
 
 
+def _unwritten(old: Context, new: Context, entity: p4r.Entity) -> bool:
+    """True for a default action or value set that the new program lacks and that is as the old program began."""
+    if entity.HasField("value_set_entry"):
+        values = entity.value_set_entry
+        return values.value_set_id not in new.schema.value_sets and not values.members
+    entry = entity.table_entry
+    if not entry.is_default_action or entry.table_id in new.schema.tables:
+        return False
+    (first,) = (t.initial_default_action for t in old.schema.p4info.tables if t.preamble.id == entry.table_id)
+    action = p4r.Action(action_id=first.action_id)
+    for argument in first.arguments:
+        action.params.add(param_id=argument.param_id, value=argument.value.lstrip(b"\0") or b"\0")
+    counted = entry.counter_data.packet_count or entry.counter_data.byte_count
+    return entry.action.action == action and not counted and not entry.HasField("meter_config")
+
+
 def _carry_over(old: Context, new: Context) -> None:
     """Writes the old state into a new program. Tables of both get the old entries alone: the new program's initial ones
     would be in their way, or bring back what a controller has deleted."""
@@ -278,7 +294,8 @@ def _carry_over(old: Context, new: Context) -> None:
         before = old.schema.tables.get(ident)
         if before is not None and not (before.info.const_entries or table.info.const_entries):
             new.engine.clear(table.info)
-    batch = [p4r.Update(type=kind, entity=entity) for kind, entity in everything(old)]  # type: ignore[arg-type]
+    batch = [p4r.Update(type=kind, entity=entity) for kind, entity in everything(old)  # type: ignore[arg-type]
+             if not _unwritten(old, new, entity)]
     for update, error in zip(batch, entities.write(new, batch), strict=True):
         if error is not None:
             raise type(error)(f"{update.entity.WhichOneof('entity')}: {error}")
