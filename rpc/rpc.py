@@ -103,7 +103,7 @@ async def _errors_as_status(name: str, context: Context) -> AsyncIterator[None]:
 
 
 def _cut(words: str) -> str:
-    """As much of a message as a status carries: clients get another status instead of a longer one."""
+    """The part of a message that a status carries: clients get another status instead of a longer one."""
     took = 0
     for at, character in enumerate(words):
         took += 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode(errors="replace"))

@@ -30,7 +30,7 @@ JobState = Literal["gathering", "planning", "connecting", "active", "leaving", "
 
 
 def lacking(said: Mapping[int, str]) -> dict[int, str]:
-    """What the first ranks lack that have said that they lack something.
+    """The resources that keep ranks from folding, by rank: those of the first ranks, in few words.
 
     said  by rank; "": nothing
     """

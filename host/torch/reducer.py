@@ -256,8 +256,8 @@ class Reducer:
 
 @contextmanager
 def ending_with(place: torch.device, comm: Communicator) -> Iterator[None]:
-    """What a device fails with inside ends the communicator as well: this rank may not have begun an operation that the
-    others have, and its next one would be taken for that."""
+    """An error of the device in this block ends the communicator as well: this rank may not have begun an operation
+    that the others have, and its next one would be taken for that."""
     try:
         yield
     except (NetFoldError, TypeError, ValueError):  # the communicator's own, and refused arguments

@@ -131,7 +131,7 @@ class MachineAgent(Agent):
             self._wake.send(b"x")
 
     def _obey(self, channel: int, kind: Kind, content: bytes) -> None:
-        """What arrives for a command before it has started waits for that."""
+        """Frames for a command that has not started yet wait for its start."""
         if channel in self._starting:
             self._starting[channel][2].append((kind, content))
         else:

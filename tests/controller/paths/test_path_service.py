@@ -155,9 +155,9 @@ async def test_a_suspicion_moves_everybody_and_the_switches(tmp_path: Path) -> N
 async def test_a_suspicion_that_probes_contradict_is_lifted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As soon as all links of the path answer, it is given back.  Blamed again, it stays barred, since probes may get
-    through where packets do not; but where the other path is blamed as well, and no probe gets through it, it is the
-    one to take."""
+    """The path is given back as soon as all of its links answer.  If a rank blames it again, it stays barred, since
+    probes may get through where packets do not.  Where the other path is blamed as well, and no probe gets through
+    that one, ranks take it."""
     for module in ("steering", "path_service"):
         monkeypatch.setattr(f"netfold.controller.paths.{module}.SUSPECT_SECONDS", 600.0)  # it does not end by itself
     async with following(tmp_path, flows_of("all_to_all")) as (r, plans, followers):

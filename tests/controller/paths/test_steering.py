@@ -205,8 +205,8 @@ def test_suspecting_everything_is_suspecting_nothing() -> None:
 
 
 def test_of_suspect_paths_alone_those_that_probes_come_through_are_used() -> None:
-    """Both ways and by TCP's names, too; while another path is left, or none lets probes through, probes change
-    nothing."""
+    """Planners and TCP's names use them, both ways.  While another path is left, or none lets probes through, probes
+    change nothing."""
     now = [100.0]
     fabric = leafspine(2, 3, 4)
     steering, graph = Steering(fabric, clock=lambda: now[0]), fabric.graph()

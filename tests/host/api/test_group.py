@@ -397,7 +397,7 @@ def test_nothing_is_begun_while_a_communicator_waits_for_its_close() -> None:
 
 
 def test_what_a_close_overtakes_on_its_way_to_the_queue_ends() -> None:
-    """As where a signal's handler closes in the middle of a call that begins an operation."""
+    """The work ends with Closed, as where a signal's handler closes in the middle of the call that begins it."""
 
     class Overtaken(queue.SimpleQueue[Any]):
         def put(self, work: Any, block: bool = True, timeout: float | None = None) -> None:

@@ -109,7 +109,7 @@ def test_long_collectives_that_differ_are_told_on_every_rank(
 
 @pytest.mark.parametrize("other", [lambda comm: comm.allreduce(np.ones(4, np.int32)), lambda comm: comm.barrier()])
 def test_a_short_call_between_hosts_against_one_through_switches_is_told(other: Callable[[Communicator], Any]) -> None:
-    """Of a sum of float64 switches see nothing, and the hosts' meshes see nothing of what switches carry: no message
+    """Switches see nothing of a sum of float64, and the hosts' meshes see nothing of what switches carry: no message
     meets another, and no rail counts as dead for that."""
     with loopback_rails(["innet", "innet"], 2) as comms:
         for said in on_every_rank(comms, lambda comm: other(comm) if comm.rank else comm.allreduce(np.ones(4))):
