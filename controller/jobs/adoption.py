@@ -71,6 +71,8 @@ class Adoption:
         confirms."""
         self._reading: dict[str, asyncio.Task[Borne]] = {}
         """Tickets that are being compared with the switches (`borne_out`)."""
+        self._adopted: dict[int, str] = {}
+        """Epochs of the streams of adopted jobs, each with the name of its part on switches."""
         self.has_found = False
         """True if any switch held entries of jobs when this controller first connected to it."""
 
@@ -152,16 +154,19 @@ class Adoption:
         return job
 
     async def close(self) -> None:
-        """Remove what nobody has claimed, and free its numbers; no job is adopted from now on."""
+        """Remove what nobody has claimed, and free its numbers, unless an adopted job has them on other switches; no
+        job is adopted from now on."""
         self.is_open = False
         self._wake()
         self._shown.clear()
         unclaimed = {epoch for target in self._targets.values() for epoch in target.found or ()}
         for epoch in sorted(unclaimed):
-            log.warning("epoch %d, which an earlier controller has left, is removed: no rank has registered", epoch)
+            log.warning("epoch %d, which an earlier controller has left, is removed where no job has claimed it", epoch)
             for target in self._targets.values():
                 await target.forget(epoch)
-            self._allocator.release(epoch)
+            part = self._adopted.get(epoch)
+            if part is None or not any(target.has_to_do_with(part) for target in self._targets.values()):
+                self._allocator.release(epoch)
 
     def _entries(self, record: Record, who: str) -> dict[int, dict[str, State]]:
         """The entities of a job by epoch and switch.  Raises Refusal where it was planned on another fabric."""
@@ -202,8 +207,9 @@ class Adoption:
             for name, target in self._targets.items():
                 self.reserve(name, {epoch: those for epoch, those in (target.found or {}).items() if epoch in entities})
             raise Refusal(Code.FAILED_PRECONDITION, f"{who}: numbers of its are another job's by now; join anew")
+        self._adopted |= {epoch: job.part_of(epoch) for epoch in entities}
         for name, epoch in held:
-            self._targets[name].claim(epoch, job.part_of(epoch))
+            self._targets[name].claim(epoch, self._adopted[epoch])
         lacking = {name for name, epoch in wanted if (name, epoch) not in held or self._targets[name].came_back}
         job.sessions |= {name: NEVER if name in lacking else self._targets[name].sessions for name in names}
 

@@ -237,7 +237,7 @@ class Target:
     async def uninstall(self, parts: Collection[str]) -> None:
         """Remove parts from the desired state; a switch that is down loses them when it comes back.  Work that is under
         way for others alone is not waited for: a program may take minutes to load."""
-        if (self._busy.locked() or self._desired.is_compared) and not any(map(self._has_to_do_with, parts)):
+        if (self._busy.locked() or self._desired.is_compared) and not any(map(self.has_to_do_with, parts)):
             return
         self._removals.append(parts)
         try:
@@ -247,7 +247,7 @@ class Target:
         finally:
             self._removals.remove(parts)
 
-    def _has_to_do_with(self, part: str) -> bool:
+    def has_to_do_with(self, part: str) -> bool:
         """True if the switch should have a part, or if one of that name is being installed or removed."""
         return self._desired.part(part) is not None or any(part in those for those in self._installs + self._removals)
 

@@ -152,7 +152,8 @@ def slow_port(network: Network) -> None:
 @in_sandbox(timeout=120)
 def test_a_slow_link_marks_and_every_rank_hears_of_it(engine: Engine, tmp_path: Path) -> None:
     """Sums queue at a leaf whose way up is slow: their marks reach all ranks in the results, also those under the other
-    leaf.  Credits for fewer packets than the queue holds before it marks leave no mark."""
+    leaf.  Credits for fewer packets than the queue holds before it marks leave no mark, but for packets that a rank
+    repeats."""
     if engine == "bmv2":
         needs.require("thrift")
     fabric = leafspine(2, 1, 4, rate="1gbit", engine=engine, rundir=sandbox.rundir())
@@ -165,9 +166,10 @@ def test_a_slow_link_marks_and_every_rank_hears_of_it(engine: Engine, tmp_path: 
             slow_port(network)
         both = [finish(network, 2, elements=SLOW[engine], credits=credits) for credits in ("", FEW)]
     marks, with_credits = ([result["marks"] for result in results] for results in both)
-    print(marks, with_credits)
+    repeats = sum(result["retransmissions"] for result in both[1])
+    print(marks, with_credits, repeats)
     assert all(count > 0 for count in marks), marks
-    assert with_credits == [0] * 4, "the queue is never longer than the credits"
+    assert sum(with_credits) <= 4 * repeats, "only repeats make the queue longer than the credits; a mark reaches 4 ranks"
 
 
 @in_sandbox(timeout=150)

@@ -109,6 +109,44 @@ async def test_a_switch_that_died_with_the_controller_does_not_keep_the_next_one
         assert {tree.name for plan in after for tree in plan.trees} == {"spine2"}
 
 
+async def test_a_switch_that_is_reached_within_the_grace_frees_no_numbers_of_an_adopted_job(tmp_path: Path) -> None:
+    """The job's entries there were nobody's when the grace ended; those on the other switches are still its own."""
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+    r.switches["spine1"].unreachable = True
+    async with asyncio.timeout(20), restarted(r) as r:
+        for plan in plans:
+            await r.watch(plan)
+        r.switches["spine1"].unreachable = False
+        await until(lambda: r.controller.targets["spine1"].is_up)
+        used = r.controller.allocator.used()
+        await r.controller.jobs.end_grace()
+        assert r.controller.allocator.used() == used
+        for plan in await all_resume(r, plans):
+            await r.leave(plan)
+        await until(r.base_only)
+        assert set(r.controller.allocator.used().values()) == {0}
+
+
+async def test_a_switch_that_is_reached_within_the_grace_keeps_no_numbers_of_moved_jobs(tmp_path: Path) -> None:
+    """What it still holds of the job's old trees is removed when the grace ends, and its slots are free."""
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+    r.switches["spine1"].unreachable = True
+    async with asyncio.timeout(20), restarted(r) as r:
+        for plan in plans:
+            await r.watch(plan)
+        after = await all_resume(r, plans)
+        r.switches["spine1"].unreachable = False
+        await until(lambda: r.controller.targets["spine1"].is_up)
+        await r.controller.jobs.end_grace()
+        assert r.controller.allocator.used()["spine1"] == 0
+        for plan in after:
+            await r.leave(plan)
+        await until(r.base_only)
+        assert set(r.controller.allocator.used().values()) == {0}
+
+
 async def test_a_switch_that_restarts_before_the_ranks_register_has_lost_their_slots(tmp_path: Path) -> None:
     """The controller has read it and written its entries again, so only the second session says so: the ranks halt, and
     all trees are new."""
