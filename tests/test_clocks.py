@@ -19,6 +19,7 @@ from netfold.host.tracing.flight import Flight
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Done, Leave
 from support.control.jobs import rig
+from support.control.leases import LEASE, Leases
 from test_architecture import modules
 
 YEAR = 366 * 86_400
@@ -87,12 +88,14 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_job_and_its_leases_outlive_steps_of_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that jumps by years at each look, ranks join, watch, keep their leases and leave."""
-    async with rig(tmp_path, lease=1.0, probe=0.05) as r:
+    async with rig(tmp_path, lease=LEASE, probe=0.05) as r:
+        leases = Leases(monkeypatch)
         jumping(monkeypatch)
         plans = await r.together(2)
         for plan in plans:
             await r.watch(plan)
-        await asyncio.sleep(1.2)  # longer than the lease, which those who watch keep
+        leases.end()  # those who watch keep it
+        await asyncio.sleep(0.2)  # a few probes
         (job,) = r.controller.jobs.registry.active()
         assert not job.lost
         assert not job.left

@@ -15,6 +15,7 @@ from netfold.wire.jobs import JobEndedEvent, RankLost
 from support.control.connecting import ALL_RC, MIXED, connect, empty, folding, join_all, nics, refused
 from support.control.controller import until
 from support.control.jobs import Code
+from support.control.leases import LEASE, Leases
 
 pytestmark = pytest.mark.usefixtures("quick_sessions")
 
@@ -72,16 +73,22 @@ async def test_a_rank_that_leaves_between_the_steps_ends_the_job(tmp_path: Path)
         await empty(r)
 
 
-async def test_a_rank_that_never_connects_is_lost_after_the_lease(tmp_path: Path) -> None:
+async def test_a_rank_that_never_connects_is_lost_after_the_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Though it lives: the others do not wait for ever."""
-    async with nics(tmp_path, lease=0.2) as r:
+    async with nics(tmp_path, lease=LEASE) as r:
+        leases = Leases(monkeypatch)
         plans = await asyncio.gather(*join_all(r, ["rc", "rc"]))
         watchers = [await r.watch(plan) for plan in plans]
         call = connect(r, plans[0])
+        (job,) = r.controller.jobs.all()
+        await until(lambda: job.step is not None and job.step.missing == [1])
+        leases.end()
         lost = await watchers[0].next()
         assert isinstance(lost, RankLost)
         assert lost.rank == 1
-        assert "has not connected its queue pairs within 0.2 s" in lost.why
+        assert f"has not connected its queue pairs within {LEASE:g} s" in lost.why
         assert (await refused(call))[0] is Code.FAILED_PRECONDITION
         await empty(r)
 

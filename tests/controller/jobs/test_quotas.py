@@ -17,6 +17,7 @@ from netfold.wire.plan import RailEnd
 from support.control.controller import until
 from support.control.credentials import scopes, tenant
 from support.control.jobs import Code, rig
+from support.control.leases import LEASE, Leases
 
 
 async def test_a_tenant_has_so_many_jobs_and_no_more(tmp_path: Path) -> None:
@@ -105,16 +106,18 @@ async def test_the_default_tenant_has_limits_without_any_token(tmp_path: Path) -
 async def test_a_job_whose_ranks_never_register_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Joins without a process hold slots, and a place among the tenant's jobs, for the lease and no longer.  One-rank
     jobs are no exception."""
-    async with rig(tmp_path, lease=1.0, tenants=(Tenant("default", jobs=3),)) as r:
+    async with rig(tmp_path, lease=LEASE, tenants=(Tenant("default", jobs=3),)) as r:
+        leases = Leases(monkeypatch)
         await r.together(4, job="ghost")
         await r.together(1, job="alone")
         alive = await r.together(2, job="alive")
         watchers = [await r.watch(plan) for plan in alive]
         assert max(r.controller.allocator.used().values()) > 0
+        leases.end()
         await until(lambda: [job.name for job in r.controller.jobs.all() if job.state != "finished"] == ["alive"])
         states = {job.name: job for job in (await client.status(r.fabric.jobs)).jobs}
         assert states["ghost"].lost == [0, 1, 2, 3]
-        assert "has not registered within 1 s after its plan (Watch)" in states["ghost"].reason
+        assert f"has not registered within {LEASE:g} s after its plan (Watch)" in states["ghost"].reason
         assert states["alive"].state == "active"
         await r.together(2, job="next")
         for plan in alive:
@@ -122,11 +125,13 @@ async def test_a_job_whose_ranks_never_register_ends(tmp_path: Path, monkeypatch
         assert len(watchers) == 2
 
 
-async def test_ranks_that_register_hear_of_those_that_do_not(tmp_path: Path) -> None:
+async def test_ranks_that_register_hear_of_those_that_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lease of one rank of a job is over: the others are told, and the job is broken."""
-    async with rig(tmp_path, lease=1.0) as r:
+    async with rig(tmp_path, lease=LEASE) as r:
+        leases = Leases(monkeypatch)
         plans = await r.together(2)
         watcher = await r.watch(plans[0])
+        leases.end()
         event = await watcher.next()
         assert isinstance(event, RankLost)
-        assert (event.rank, "has not registered within 1 s" in event.why) == (1, True)
+        assert (event.rank, f"has not registered within {LEASE:g} s" in event.why) == (1, True)

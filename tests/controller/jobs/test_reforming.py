@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from netfold.controller.jobs import reforming
 from netfold.controller.jobs.job import Job
 from netfold.wire import roce
 from netfold.wire.jobs import EvictedEvent, RankLost, Reform, Reformed
@@ -32,6 +32,18 @@ async def all_ask(r: Rig, plans: list[Plan], **changes: Any) -> list[Plan]:
     answers = await asyncio.gather(*(r.call("Reform", asks(plan, **changes), Reformed) for plan in plans))
     assert all(answer.plan is not None for answer in answers)
     return [answer.plan for answer in answers]
+
+
+async def all_wait(r: Rig, plans: list[Plan], monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """Let these ranks ask, and wait in vain for the others; their next plans.  Only once all of them have asked is most
+    of the time over that they give the others."""
+    asking = asyncio.create_task(all_ask(r, plans, timeout=BOUND + 0.1))
+    (job,) = r.controller.jobs.all()
+    await until(lambda: job.gathering is not None and len(job.gathering.asked) == len(plans))
+    assert not job.lost
+    monkeypatch.setattr(r.controller.jobs._reforming, "_clock", lambda: time.monotonic() + BOUND)
+    job.notify()
+    return await asking
 
 
 async def test_survivors_go_on_in_their_order_over_new_trees(tmp_path: Path) -> None:
@@ -123,11 +135,10 @@ async def test_a_rank_that_stands_still_is_evicted_by_most_of_the_others(
 ) -> None:
     """Not before its time; it is told so on its stream, when it asks, and when it registers again, and its request to
     leave moves nobody."""
-    monkeypatch.setattr(reforming, "LEAST_WAIT", 0.05)
     async with rig(tmp_path) as r:
         plans = await r.together(4)
         watchers = [await r.watch(plan) for plan in plans]
-        after = await all_ask(r, plans[:3], timeout=0.05)
+        after = await all_wait(r, plans[:3], monkeypatch)
         assert after[0].change == Change([0, 1, 2], [3], [0, 0, 0])
         told = await watchers[3].next()
         assert isinstance(told, EvictedEvent)
@@ -237,7 +248,6 @@ async def test_survivors_of_a_dead_controller_go_on_by_the_next_one(
 ) -> None:
     """It adopts their job by their tickets; the rank that died with it never registers, and is out when most of the
     others have waited for it."""
-    monkeypatch.setattr(reforming, "LEAST_WAIT", 0.05)
     async with rig(tmp_path) as r:
         plans = await r.together(4)
         for plan in plans:
@@ -245,6 +255,6 @@ async def test_survivors_of_a_dead_controller_go_on_by_the_next_one(
     async with restarted(r) as again:
         for plan in plans[:3]:
             await again.watch(plan)
-        after = await all_ask(again, plans[:3], timeout=0.05)
+        after = await all_wait(again, plans[:3], monkeypatch)
         assert after[0].change == Change([0, 1, 2], [3], [0, 0, 0])
         assert len(after[0].trees) == len(plans[0].trees)
