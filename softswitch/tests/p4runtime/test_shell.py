@@ -42,7 +42,12 @@ assert counted.packet_count == 0
 assert len(list(sh.CounterEntry("I.ports").read())) == 16
 incoming = sh.PacketIn()
 sh.PacketOut(payload=b"echo, please", egress_port="510", pad="3").send()
-(packet,) = list(incoming.sniff(timeout=3))
+packets = []
+for _ in range(30):
+    packets += incoming.sniff(timeout=1)
+    if packets:
+        break
+(packet,) = packets
 assert packet.packet.payload == b"echo, please", packet
 entry.delete()
 sh.teardown()

@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -348,19 +349,24 @@ def _to_port_2(text: bytes) -> bytes:
 
 @in_own_network
 def test_a_queue_is_limited_while_the_switch_runs() -> None:
-    """At one frame a second the first leaves at once and the others wait; without a limit they leave."""
+    """At one frame a second the first leaves at once, the others wait, and what finds the queue full is dropped;
+    without a limit they leave."""
     make_hosts()
     out, into = Tap("h2"), Tap("h1")
-    frames = [_to_port_2(b"%d" % n) for n in range(5)]
+    frames: list[bytes] = []
     with switch() as process:
+        began = time.monotonic()
         process.limit(2, Limit.RATE, 1)
         process.limit(2, Limit.DEPTH, 3)
-        for frame in frames:
-            into.send(frame)
-        wait_for(lambda: process.ports()[1].dropped_full >= 1)
+        while not process.ports()[1].dropped_full:
+            frames.append(_to_port_2(b"%d" % len(frames)))
+            into.send(frames[-1])
+            wait_for(lambda: process.ports()[0].received == len(frames))
+        left = len(frames) - 1 - 3  # all but the one that was dropped and those that wait
+        assert 1 <= left <= 1 + time.monotonic() - began
         assert out.take(1) == frames[:1]
         process.limit(None, Limit.RATE, 0)
-        assert out.take(3) == frames[1:4]
+        assert out.take(len(frames) - 2) == frames[1:-1]
         with pytest.raises(OutOfRange, match="--queue"):
             process.limit(2, Limit.DEPTH, 1 << 30)
         with pytest.raises(NotFound, match="port 3"):

@@ -201,9 +201,12 @@ async def checks(fabric: Fabric, controller: Controller, rng: random.Random) -> 
             wire.send(rank, kind, at, rows(bits)[0], corrupt=True)
         for rank in (0, 0, 1):
             wire.send(rank, kind, at, data[rank])
+        async with asyncio.timeout(WAIT):
+            while True:
+                stalls = await controller.inspection.stall("j")
+                if [(s.missing, s.open) for s in stalls] == [([2], 1)]:
+                    break
         assert await wire.silence(2), "a result without all ranks"
-        stalls = await controller.inspection.stall("j")
-        assert [(s.missing, s.open) for s in stalls] == [([2], 1)], stalls
         (culprit,) = stalls[0].culprits
         assert (culprit.slot.psn, culprit.slot.bitmap, culprit.slot.missing) == (at, 0b011, ["rank 2 (h3)"])
         assert culprit.slot.slot % slots == at % slots
