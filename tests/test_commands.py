@@ -18,6 +18,7 @@ from netfold.wire.training_trace import FORMAT, RankTrace, TracedCall, TracedGro
 from support import SWITCH
 from support.docs.commands import FABRIC, NOT_RUN, OFFLINE
 from support.docs.pages import PAGES, commands, invoked, resolve
+from support.hosts.host import impatient
 
 ENTRIES = {"table_entries": [{"table": "I.routes", "match": {"hdr.ipv4.dst": ["10.0.2.0", 24]},
                               "action_name": "I.forward", "action_params": {"to": "02:00:00:00:00:99", "port": 3}}]}
@@ -53,8 +54,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(flight.FOLDER_VARIABLE, str(made / "flights"))
         patch.setenv(timeline.VARIABLE, str(made / "trace.json"))
-        with loopback_job(2, rail="tcp", timeout=0.5) as comms:
+        with loopback_job(2, rail="tcp") as comms:
             on_every_rank(comms, lambda comm: comm.allreduce(np.ones(10, np.float32)))
+            impatient(comms, 0.5)
             comms[1].close()
             on_every_rank(comms, lambda comm: comm.barrier())  # fails, and is written down
     return made

@@ -261,7 +261,7 @@ def test_verbs_follow_the_environment(serve: Callable[..., JobServer], monkeypat
         "NETFOLD_CONTROLLER": server.where,
     }.items():
         monkeypatch.setenv(name, value)
-    netfold.init(join_timeout=17.0)
+    netfold.init(join_timeout=1700.0)
     try:
         assert (netfold.rank(), netfold.size()) == (0, 1)
         assert netfold.allreduce(np.ones(3, np.float32)).tolist() == [1, 1, 1]
@@ -271,7 +271,7 @@ def test_verbs_follow_the_environment(serve: Callable[..., JobServer], monkeypat
         netfold.shutdown()
     netfold.shutdown()
     assert server.joins[0].job == "env"
-    assert 16 < server.joins[0].timeout <= 17  # what of it is left
+    assert 1600 < server.joins[0].timeout <= 1700  # what of it is left
     with pytest.raises(NetFoldError, match=r"netfold\.init\(\) first"):
         netfold.rank()
 

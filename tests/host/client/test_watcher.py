@@ -41,6 +41,7 @@ from netfold.wire.jobs import Done, Join, RankReport
 from netfold.wire.plan import Plan
 from support.control.controller import MemorySwitch
 from support.control.credentials import scopes
+from switch_support.ports import wait_for
 
 TIMEOUT = 120.0
 """Timeout of collectives in seconds, far longer than it takes to notice a death."""
@@ -161,9 +162,12 @@ def test_a_dropped_job_ends_its_collectives(serving: Serving) -> None:
             comm.close()
 
 
-def test_leaving_is_no_death(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
+def test_leaving_is_no_death(
+    serving: Serving, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ranks that close leave first: nobody is told of a loss, nothing is logged as a warning, and the slots are
     free."""
+    monkeypatch.setattr("netfold.host.client.jobs.REPORT_TIMEOUT", BOUND)
     caplog.set_level(logging.WARNING, logger="netfold")
     with ThreadPoolExecutor(3) as pool:
         comms = list(pool.map(lambda rank: join(serving.fabric, rank, 3), range(3)))
@@ -177,10 +181,11 @@ def test_leaving_is_no_death(serving: Serving, caplog: pytest.LogCaptureFixture)
 
 @pytest.mark.parametrize("rail", ["innet", "tcp"])
 def test_a_rank_that_leaves_in_order_is_not_taken_for_dead(
-    serving: Serving, caplog: pytest.LogCaptureFixture, rail: str
+    serving: Serving, caplog: pytest.LogCaptureFixture, rail: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others hear when and why it has left, printable, long before the time-out; until somebody waits for it
     nothing is logged as a warning."""
+    monkeypatch.setattr("netfold.host.client.jobs.REPORT_TIMEOUT", BOUND)
     caplog.set_level(logging.WARNING, logger="netfold")
     with ThreadPoolExecutor(3) as pool:
         comms = list(pool.map(lambda rank: join(serving.fabric, rank, 3, rail=rail), range(3)))
@@ -264,6 +269,7 @@ def test_a_controller_that_goes_away_is_logged(
             caplog.set_level(logging.WARNING, logger="netfold")
         sums = list(pool.map(lambda comm: comm.allreduce(np.ones(5, np.int32)), comms))
         assert [list(s) for s in sums] == [[2] * 5] * 2
+        wait_for(lambda: "looks for another one" in caplog.text)  # those who leave do not warn of that
         list(pool.map(lambda comm: comm.close(), comms))
     said = [record.getMessage() for record in caplog.records]
     assert sum("the job goes on, and looks for another one" in line for line in said) == 1
