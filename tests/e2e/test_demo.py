@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from support import needs
+from switch_support.ports import wait_for
 
 pytestmark = [pytest.mark.netns, pytest.mark.needs("namespaces", "mininet", "scikit-learn"), pytest.mark.timeout(280)]
 
@@ -32,8 +33,7 @@ def mark() -> Iterator[dict[str, str]]:
     """An environment by which every process that a test started is known; none may be left at its end."""
     name = f"NETFOLD_TEST_{uuid.uuid4().hex}"
     yield {**os.environ, name: "1"}
-    left = [path.parent.name for path in Path("/proc").glob("[0-9]*/environ") if name.encode() in _read(path)]
-    assert left == [], "processes are left"
+    wait_for(lambda: not any(name.encode() in _read(path) for path in Path("/proc").glob("[0-9]*/environ")))
 
 
 def _read(path: Path) -> bytes:
@@ -54,6 +54,7 @@ def test_the_demo_reports_what_happened(tmp_path: Path, mark: dict[str, str]) ->
     done = subprocess.run(command, env=mark, capture_output=True, text=True, timeout=BOUND, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
+    assert report["ring_bytes_per_host_link"], report["times"]
     assert (report["engine"], report["ranks"], report["steps"], report["loss_rate"]) == ("softswitch", 4, 5, 0.005)
     assert report["final_weights_equal"] is True
     assert report["rail"] == "innet"

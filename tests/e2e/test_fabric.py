@@ -155,7 +155,7 @@ def test_every_packet_on_every_link_is_valid_rocev2(engine: Engine, tmp_path: Pa
         if packet["UDP"].chksum == 0 and sent[40:42] == b"\xff\xff":
             sent = sent[:40] + b"\0\0" + sent[42:-4] + frame[-4:]
         assert sent == frame, f"{interface}: scapy would send something else than {packet.summary()}"
-    assert agreed < 16 << 10, "bytes over TCP: no gradient goes there"
+    assert agreed < 64 << 10, "bytes over TCP: no gradient goes there"
     # without loss, too, a rank may have asked for a result that was on its way
     assert opcodes - {roce.Opcode.ACKNOWLEDGE} == {
         roce.Opcode.WRITE_FIRST, roce.Opcode.WRITE_MIDDLE, roce.Opcode.WRITE_LAST, roce.Opcode.WRITE_ONLY}

@@ -26,7 +26,7 @@ NETFOLD = [sys.executable, "-m", "netfold.cli"]
 ROUNDS = 1_000_000
 """More than there is time for: the job ends when it is told to."""
 ASKED = 20
-"""Recordings of which one at least sees a whole way, however busy the machine."""
+"""Recordings and captures of which one at least sees all that it looks for, however busy the machine."""
 
 
 def netfold(*words: str) -> str:
@@ -53,7 +53,7 @@ def fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproce
         finally:
             running.terminate()
             try:
-                running.communicate(timeout=40)  # reads on, so that no rank waits at a full pipe
+                running.communicate(timeout=100)  # reads on, so that no rank waits at a full pipe
             finally:
                 running.kill()
                 running.communicate()
@@ -98,7 +98,7 @@ def test_faults_by_command_end_by_themselves_and_no_sum_is_wrong(
     assert fabric.stdout is not None
     fabric.stdout.read()  # the others end by themselves, soon
     assert fabric.wait(60) != 0
-    assert "lost rank 3 at" in (tmp_path / "run.log").read_text()
+    assert re.search("lost rank 3 at|rank 3 .* is not there any more", (tmp_path / "run.log").read_text())
 
 
 def settled(fabric: subprocess.Popen[str]) -> None:
@@ -111,18 +111,31 @@ def settled(fabric: subprocess.Popen[str]) -> None:
 
 
 def watched() -> bool:
-    """True if a controller answers, with whom all ranks of the job have registered."""
+    """True if a controller answers, with whom all ranks of the job have registered, and has all switches and links."""
     status, said = invoked("netfold status --json")
-    return status == 0 and [job["awaited"] for job in json.loads(said)["jobs"]] == [[]]
+    if status != 0:
+        return False
+    seen = json.loads(said)
+    return [job["awaited"] for job in seen["jobs"]] == [[]] and all(
+        part["up"] for part in (*seen["switches"], *seen["links"]))
 
 
 @pytest.mark.needs("tshark")
 def test_a_capture_names_what_each_packet_is(fabric: subprocess.Popen[str], tmp_path: Path) -> None:
     """tshark with the dissector finds contributions and results of the job in a capture of a host's link."""
     needs.require("tshark")
-    rounds(fabric, 3)
-    capture = tmp_path / "link.pcapng"
-    netfold("pcap", "leaf1:1", "-w", str(capture), "--for", "2s", "--snap", "256")
+    for _ in range(ASKED):
+        rounds(fabric, 3)
+        roles, trees = dissected(tmp_path / "link.pcapng")
+        if {"contribution", "result"} <= roles and {"spine1", "spine2"} <= trees:
+            break
+    else:
+        raise AssertionError(f"none of {ASKED} captures has both roles and both trees; the last one: {roles}, {trees}")
+
+
+def dissected(capture: Path) -> tuple[set[str], set[str]]:
+    """The roles of packets and the trees of the job in a capture of a host's link."""
+    netfold("pcap", "leaf1:1", "-w", str(capture), "--for", "1s", "--snap", "256")
     script = netfold("pcap", "--dissector").strip()
     fields = ["netfold.role", "netfold.job", "netfold.tree", "netfold.operation"]
     command = ["tshark", "-X", f"lua_script:{script}", "-r", str(capture), "-T", "json",
@@ -131,9 +144,8 @@ def test_a_capture_names_what_each_packet_is(fabric: subprocess.Popen[str], tmp_
     assert done.returncode == 0, done.stderr
     found = [packet["_source"]["layers"] for packet in json.loads(done.stdout)]
     roles = {role for layers in found for role in layers.get("netfold.role", [])}
-    assert {"contribution", "result"} <= roles
     named = [layers for layers in found if layers.get("netfold.job") == ["run"]]
-    assert {tree for layers in named for tree in layers["netfold.tree"]} >= {"spine1", "spine2"}
+    return roles, {tree for layers in named for tree in layers["netfold.tree"]}
 
 
 def test_a_packet_is_recorded_on_its_whole_way(fabric: subprocess.Popen[str]) -> None:
@@ -150,7 +162,9 @@ def test_a_packet_is_recorded_on_its_whole_way(fabric: subprocess.Popen[str]) ->
 
     for _ in range(ASKED):
         packet = ask("h3", "spine2")
-        assert isinstance(packet, faults.RecordedPacket), packet
+        if not isinstance(packet, faults.RecordedPacket):  # none passed: a rank or a switch stood still
+            rounds(fabric, 1)
+            continue
         times = [step.microseconds for step in packet.steps if step.own]
         seen = [time for time in times if time is not None]
         if len(seen) == len(times) and seen == sorted(seen):

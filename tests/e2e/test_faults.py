@@ -17,6 +17,7 @@ from netfold.fabric.graph import Engine, Fabric
 from netfold.host.innet.core import CREDITS_VARIABLE
 from netfold.rpc import local
 from netfold.topo.network import sandbox
+from netfold.topo.processes import lifecycle
 from netfold.wire import faults
 from netfold.wire.operator import Status
 from support import needs
@@ -169,13 +170,14 @@ def test_a_slow_link_marks_and_every_rank_hears_of_it(engine: Engine, tmp_path: 
     repeats = sum(result["retransmissions"] for result in both[1])
     print(marks, with_credits, repeats)
     assert all(count > 0 for count in marks), marks
-    assert sum(with_credits) <= 4 * repeats, "only repeats make the queue longer than the credits; a mark reaches 4 ranks"
+    assert sum(with_credits) <= 4 * repeats, "only repeats make the queue longer than the credits"
 
 
 @in_sandbox(timeout=150)
-def test_a_switch_that_stands_still_ends_with_its_fabric(tmp_path: Path) -> None:
+def test_a_switch_that_stands_still_ends_with_its_fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its fault is undone before anything stops, so that it ends by itself with status 0, and no fault is undone in a
     fabric that has gone."""
+    monkeypatch.setattr(lifecycle, "STOP_SECONDS", 60.0)  # a busy machine is no reason to kill it
     network = Network(leafspine(2, 1, 2, rate="1gbit", rundir=sandbox.rundir()), logs=tmp_path / "logs")
     with FaultService([network], sandbox.rundir()) as service, network, service.while_up():
         spine = next(switch.child for switch in network.switches if switch.name == "spine1")

@@ -264,6 +264,10 @@ def log_of_a_switch(place: Path) -> None:
         process.wait(BOUND)
 
 
+CAPTURES = ("s1_in", "s2_out")
+"""Those that are not empty."""
+
+
 def captures(place: Path) -> None:
     """A capture ends with its last whole packet, its end is logged, and packets are forwarded as before."""
     from switch_support import ports
@@ -274,12 +278,13 @@ def captures(place: Path) -> None:
         out, into = ports.Tap("h2"), ports.Tap("h1")
         into.send(frames[0])
         assert out.take(1) == frames[:1]
+        ports.wait_for(lambda: all((place / f"{name}.pcap").stat().st_size > len(frames[0]) for name in CAPTURES))
         fill(place)
         for frame in frames[1:]:
             into.send(frame)
             assert out.take(1) == [frame]
         assert process.ports()
-    for name in ("s1_in", "s2_out"):
+    for name in CAPTURES:
         whole = ports.read_pcap(place / f"{name}.pcap")
         assert 1 <= len(whole) < len(frames)
         assert whole == frames[: len(whole)]

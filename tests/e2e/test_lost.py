@@ -26,7 +26,7 @@ from netfold.topo.processes.ranks import Ranks
 T = TypeVar("T")
 
 pytestmark = pytest.mark.timeout(300)
-TIMEOUT = 3.0
+TIMEOUT = 5.0
 """Seconds without progress: on a busy machine all may stand still for some."""
 BOUND = 20.0
 """Seconds more until an error: the question to the controller (at most 3), and a busy machine."""

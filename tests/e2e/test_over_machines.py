@@ -173,12 +173,13 @@ def test_faults_and_captures_reach_other_machines(tmp_path: Path) -> None:
             assert "is swallowed" in fault("silence", "spine2:1", "--for", "500ms")
             assert "are lost" in fault("loss", "leaf1-spine2", "--share", "0.01", "--for", "500ms")
             goes_on()
-            netfold("pcap", "spine1", "-w", str(tmp_path / "spine1.pcapng"), "--for", "500ms", "--fabric",
-                    str(file.parent))
-            content = (tmp_path / "spine1.pcapng").read_bytes()
+            captured = tmp_path / "spine1.pcapng"
+            until("sums are captured", lambda: bool(netfold(
+                "pcap", "spine1", "-w", str(captured), "--for", "500ms", "--fabric", str(file.parent)
+            )) and captured.stat().st_size > 20_000)
+            content = captured.read_bytes()
             assert content[:4] == b"\x0a\x0d\x0d\x0a"
             assert b"spine1:1" in content
-            assert len(content) > 20_000
             netfold("pcap", "all", "-w", str(tmp_path / "all.pcapng"), "--for", "200ms", "--fabric", str(file.parent))
             assert len(list(tmp_path.glob("all-10.99.0.*.pcapng"))) == 3
             refused, _ = local.call(file.parent / faults.SOCKET, faults.RecordPacket("h1"), faults.Answer, SECONDS)

@@ -31,8 +31,8 @@ SMALL = {
     "bmv2": PathsOptions(topo="leafspine,2,2,4", rate="10mbit", switch="bmv2", nbytes="200000", rounds=1,
                          collectives="all_to_all,ring"),
 }
-LONG = {"softswitch": "12000000", "bmv2": "2400000"}
-"""Bytes that a link cannot carry before a busy machine has come to break it: more than a second."""
+LONG = {"softswitch": "24000000", "bmv2": "4800000"}
+"""Bytes that a link cannot carry before a busy machine has come to break it: some seconds."""
 FRAME = 1100
 """Bytes of a packet on a link."""
 

@@ -32,7 +32,7 @@ SIZES = {"softswitch": ("100mbit", 2 << 20), "bmv2": ("10mbit", 512 << 10)}
 
 PAUSE = 0.01
 """Seconds that ranks compute in a step, for which others have the processor."""
-STALL = 0.4
+STALL = 2.0
 """Seconds: a busy machine must not look like a dead rail; how soon one is found is the benchmark's to say."""
 
 
@@ -119,7 +119,8 @@ def test_a_group_of_ranks_folds_on_both_planes_and_loses_one_for_a_while(tmp_pat
     for result in results.values():
         assert result["deaths"] >= 1
         assert result["folded"] > 0
-        assert "tree(s) of 'rails+0#2-0-1.1' on innet@a" in result["why"]
+        # another number where a busy machine took plane a for dead, too
+        assert re.search(r"tree\(s\) of 'rails\+0\S*#2-0-1\.\d+' on innet@a", result["why"]), result["why"]
 
 
 @in_sandbox(timeout=150)
@@ -137,13 +138,14 @@ def test_two_jobs_over_both_planes_fold_beside_each_other(tmp_path: Path) -> Non
 
 
 @in_sandbox(timeout=190)
-def test_ranks_are_killed_and_come_back_over_both_planes(tmp_path: Path) -> None:
+def test_ranks_are_killed_and_come_back_over_both_planes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sum is exact, and what is left folds: by ``shrink`` and ``grow``, and by itself while plane b is cut.
     Groups are made anew, and fold."""
     rate, _ = SIZES["softswitch"]
     one = leafspine(1, 0, 4, rate=rate, engine="softswitch")
     with Planes(side_by_side([one] * 2, sandbox.rundir()), logs=tmp_path / "logs") as planes:
         network, rails = planes.networks[0], "innet@a+innet@b"
+        monkeypatch.setenv("NETFOLD_RAIL_STALL", str(STALL))
         with Survivors(network, "grow", "auto", planes=planes, rails=rails, job="grows", pause=PAUSE) as crew:
             _, fewer = crew.kill("h2")
             more = crew.bring_back("h2")

@@ -50,7 +50,7 @@ def test_ranks_are_killed_and_come_back_and_every_sum_is_exact(tmp_path: Path) -
             crew.kill("h1", "h3")
             alike(crew.end(), 2)
         with (
-            Survivors(network, "by itself", "innet", job="still", pause=PAUSE, timeout=3.0) as crew,
+            Survivors(network, "by itself", "innet", job="still", pause=PAUSE, timeout=5.0) as crew,
             Survivors(network, "by itself", "tcp", job="itself", pause=PAUSE) as other,
         ):
             since = time.monotonic()

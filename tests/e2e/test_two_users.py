@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ pytestmark = pytest.mark.timeout(300)
 RATES = {"softswitch": "1gbit", "bmv2": "50mbit"}
 USERS = {"red": 30001, "blue": 30002}
 HOSTS = 4
+LEFT = (0, 1, 3)
+"""Red's ranks after one was killed."""
 IN_USE, NOT_PERMITTED = "Address already in use", "Operation not permitted"
 
 
@@ -43,14 +45,19 @@ def open_to_users(folder: Path) -> None:
     (folder / "controller.sock").chmod(0o777)
 
 
-def each_says(lines: Iterator[tuple[int, str]], ranks: int = HOSTS) -> list[Any]:
-    """The next message of each rank, by rank."""
-    said: dict[int, Any] = {}
-    while len(said) < ranks:
-        rank, line = next(lines)
-        assert rank not in said
-        said[rank] = json.loads(line)
-    return [said[rank] for rank in sorted(said)]
+class Said:
+    """What the ranks of a job print, message by message; a rank may be ahead of others."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._lines = ranks.lines(within=200)
+        self._ahead: dict[int, list[Any]] = {rank: [] for rank in range(HOSTS)}
+
+    def each(self, ranks: Collection[int] = range(HOSTS)) -> list[Any]:
+        """The next message of each of these ranks, by rank."""
+        while not all(self._ahead[rank] for rank in ranks):
+            rank, line = next(self._lines)
+            self._ahead[rank].append(json.loads(line))
+        return [self._ahead[rank].pop(0) for rank in sorted(ranks)]
 
 
 def fabric_of(engine: Engine, folder: Path) -> Fabric:
@@ -81,19 +88,19 @@ def test_two_users_of_the_same_hosts_fold_and_train_side_by_side(
 def fold(network: Network) -> None:
     """Sums of both users, and what blue tries against red's."""
 
-    def start(user: str, *more: str) -> tuple[Ranks, Iterator[tuple[int, str]]]:
+    def start(user: str, *more: str) -> tuple[Ranks, Said]:
         ranks = network.launch([*program("rank_user.py"), str(USERS[user]), *more], job=user,
                                env={"NETFOLD_TOKEN": user, "NETFOLD_TOKEN_FILE": ""})
-        return ranks, ranks.lines(within=200)
+        return ranks, Said(ranks)
 
     red, of_red = start("red")
-    reds = each_says(of_red)
+    reds = of_red.each()
     blue, of_blue = start("blue", json.dumps(reds))
-    blues, attempts = each_says(of_blue), each_says(of_blue)
+    blues, attempts = of_blue.each(), of_blue.each()
     os.kill(red.processes[2].pid, signal.SIGUSR1)
-    lost = each_says(of_red, HOSTS - 1)
+    lost = of_red.each(LEFT)
     os.kill(blue.processes[0].pid, signal.SIGUSR2)
-    ends = each_says(of_blue)
+    ends = of_blue.each()
     log = (network.logs / "red-rank0.log").read_text()
     assert [one["udp_port"] for one in reds] == [roce.UDP_PORT] * HOSTS
     assert [one["udp_port"] for one in blues] == [roce.UDP_PORTS[0]] * HOSTS
@@ -120,14 +127,14 @@ def train(network: Network) -> None:
                "MASTER_ADDR": network.fabric.hosts[0].address, "MASTER_PORT": str(port), "NETFOLD_TOKEN": user,
                "NETFOLD_TOKEN_FILE": ""}
         ranks = network.launch([*program("rank_torch_user.py"), str(uid)], job=f"{user}-trains", env=env)
-        begun.append((ranks, ranks.lines(within=200)))
+        begun.append((ranks, Said(ranks)))
     (red, of_red), (blue, of_blue) = begun
-    each_says(of_red)
-    each_says(of_blue)
+    of_red.each()
+    of_blue.each()
     os.kill(red.processes[2].pid, signal.SIGUSR1)
-    lost = each_says(of_red, HOSTS - 1)
+    lost = of_red.each(LEFT)
     os.kill(blue.processes[0].pid, signal.SIGUSR2)
-    ends = each_says(of_blue)
+    ends = of_blue.each()
     assert all("rank 2" in one["lost"] for one in lost), lost
     assert len({one["steps"] for one in ends}) == 1
     assert ends[0]["steps"] > 20

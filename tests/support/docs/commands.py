@@ -101,7 +101,8 @@ FABRIC: Final[dict[str, Run]] = {
     "netfold drain spine1": Run(says="spine1 is drained"),
     "netfold undrain spine1": Run(says="spine1 is in use again"),
     "netfold drain SWITCH": Run("netfold drain leaf1-spine1", "netfold links", 2),
-    "netfold fault loss leaf1-spine1 --share 0.02 --for 5s --seed 3": Run(says="ends by itself after 5 s"),
+    "netfold fault loss leaf1-spine1 --share 0.02 --for 5s --seed 3":
+        Run("netfold fault loss leaf1-spine1 --share 0.02 --for 60s --seed 3", "ends by itself after 60 s"),
     "netfold fault cut h3 --for 2s": Run(says="ends by itself after 2 s"),
     "netfold fault kill spine1 --for 3s": Run("netfold fault stop spine1 --for 1s", "spine1"),
     "netfold fault list": Run(says="leaf1"),

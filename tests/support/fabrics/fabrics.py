@@ -17,9 +17,9 @@ from netfold.fabric import generate
 from netfold.fabric.graph import Fabric
 
 P = ParamSpec("P")
-PATIENCE: Final = 70
+PATIENCE: Final = 120
 """`Fabric.misses` of these fabrics: a link that ranks suspect gets a probe each 30 ms, and a machine that stands still
-for 2 s must not cause a recovery round."""
+for 3 s must not cause a recovery round."""
 
 
 def patient(make: Callable[P, Fabric]) -> Callable[P, Fabric]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends what looks like results and contributions of a job, from a host of the fabric, for some seconds.
+"""Sends what looks like results and contributions of a job, from a host of the fabric, for some seconds and at least
+ENOUGH datagrams.
 
     python hostile.py JSON      {"role", "seconds", "own", "victim", "predecessor", "port", "qp", "psn", "span",
                                  "path_mtu"}
@@ -24,6 +25,8 @@ from netfold.wire import roce
 
 NOBODY = 65534
 IP_FREEBIND = 15
+ENOUGH = 3000
+"""Datagrams that are sent, however busy the machine."""
 
 
 def main(role: str, seconds: float, own: str, victim: str, predecessor: str, port: int, qp: int, psn: int,
@@ -50,7 +53,7 @@ def main(role: str, seconds: float, own: str, victim: str, predecessor: str, por
                 refused.append(what)
     lanes = bytes([0x77]) * path_mtu
     sent, until = 0, time.monotonic() + seconds
-    while time.monotonic() < until:
+    while time.monotonic() < until or sent < ENOUGH:
         for _ in range(50):
             at = (psn + rng.randrange(span)) & roce.PSN_MASK
             head = roce.BTH.pack(roce.Opcode.WRITE_MIDDLE, 0, roce.PKEY_WINDOWED, qp, at)

@@ -72,10 +72,10 @@ class Steady:
         return status
 
     def repaired(self, name: str) -> None:
-        """Waits until the controller has pushed the program to a switch a second time, and the switch is up."""
+        """Waits until the controller has pushed the program to a switch once more, and the switch is up."""
         def again(status: Status) -> bool:
             switch = next(switch for switch in status.switches if switch.name == name)
-            return switch.pushes == 2 and switch.up
+            return switch.pushes >= 2 and switch.up
 
         self.until(f"{name} up after a second push", again)
 
