@@ -79,6 +79,9 @@ async def test_where_there_is_no_room_a_job_stays_and_the_operator_hears_why(tmp
         watcher = await r.watch(plans[0])
         admit = r.controller.allocator.admit
         r.controller.allocator.admit = lambda *_, **__: (_ for _ in ()).throw(Exhausted("spine2 is full"))  # type: ignore[method-assign]
+        moves = drain(r, "spine1")
+        (job,) = r.controller.jobs.all()
+        await until(lambda: bool(job.stay_reason))
         done = await drain(r, "spine1", wait=0.05)
         (line,) = done.still
         assert "job 'j': spine1 is drained, and its trees stay where they are: spine2 is full" in line
@@ -88,6 +91,7 @@ async def test_where_there_is_no_room_a_job_stays_and_the_operator_hears_why(tmp
         assert await watcher.next() == Halt(1, "spine1 is drained")
         assert [tree.name for tree in (await all_resume(r, plans))[0].trees] == ["spine2", "spine2"]
         assert (await client.status(r.fabric.jobs)).jobs[0].stays == ""
+        assert (await moves).still == []
 
 
 async def test_what_is_drained_while_all_stand_still_is_left_afterwards(tmp_path: Path) -> None:

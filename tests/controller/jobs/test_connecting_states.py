@@ -21,6 +21,7 @@ from netfold.wire.plan import Plan
 from support.control.connecting import ALL_RC, MIXED, connect, empty, folding, join_all, nics, rc_entries, resuming
 from support.control.controller import run, until
 from support.control.jobs import Code, Rig, Watcher
+from support.control.leases import LEASE
 from support.control.recovery import lose, restart, streams
 
 pytestmark = pytest.mark.usefixtures("quick_sessions")
@@ -119,7 +120,7 @@ def test_a_first_step_ends_for_all_or_holds_nothing(steps: list[tuple[str, int, 
     told and no switch holds anything."""
 
     async def story(folder: Path) -> None:
-        async with nics(folder, lease=2.0) as r:
+        async with nics(folder, lease=LEASE) as r:
             joins = join_all(r, ["rc", "windowed", "rc"])
             plans = {rank: await joins[rank] for rank in (0, 2)}
             watchers = {rank: await r.watch(plan) for rank, plan in plans.items()}

@@ -23,10 +23,10 @@ def at(rank: int) -> str:
     return f"10.0.0.{rank + 1}:7000"
 
 
-async def stop(r: Rig, plans: list[Plan], *, timeout: float = 30.0) -> list[Plan]:
+async def stop(r: Rig, plans: list[Plan]) -> list[Plan]:
     """All ranks stop, rank 2 with three results more than the others, in operations 4 to 7, and can go on over TCP."""
     return list(await asyncio.gather(*(
-        r.call("Resume", resume(plan, ahead=3 * (plan.rank == 2), timeout=timeout, begun=4 + plan.rank,
+        r.call("Resume", resume(plan, ahead=3 * (plan.rank == 2), begun=4 + plan.rank,
                                 stand_in=at(plan.rank))) for plan in plans)))
 
 
@@ -41,6 +41,7 @@ async def test_ranks_go_on_over_tcp_alike(reach: bool, tmp_path: Path, monkeypat
     """All get the same rank to stand in, the last operation that any has begun, and where the slowest is; the job holds
     nothing on switches then, is shown with the reason, and is not halted again."""
     monkeypatch.setattr(recovery, "FALLBACK_WAIT", 0.02)
+    monkeypatch.setattr(recovery, "FALLBACK_SHARE", 0.01)
     async with rig(tmp_path) as r:
         plans = await r.together(4)
         watcher = await r.watch(plans[0])
@@ -50,7 +51,7 @@ async def test_ranks_go_on_over_tcp_alike(reach: bool, tmp_path: Path, monkeypat
         if not reach:
             lose(r, "spine2")
         await watcher.next()
-        after = await stop(r, plans, timeout=30.0 if reach else 0.5)
+        after = await stop(r, plans)
         assert {(plan.stand_in, plan.folds_until) for plan in after} == {(at(0), 7)}
         for before, plan in zip(plans, after, strict=True):
             assert "spine" in plan.reason
@@ -109,6 +110,7 @@ async def test_a_rank_still_leaves_only_when_nobody_lacks_anything(
 ) -> None:
     """The rank that stands in is there until the others have their results."""
     monkeypatch.setattr(recovery, "FALLBACK_WAIT", 0.01)
+    monkeypatch.setattr(recovery, "FALLBACK_SHARE", 0.01)
     async with rig(tmp_path) as r:
         plans = await r.together(2)
         watchers = [await r.watch(plan) for plan in plans]
@@ -117,7 +119,7 @@ async def test_a_rank_still_leaves_only_when_nobody_lacks_anything(
         lose(r, "spine1")
         lose(r, "leaf1")
         await watchers[0].next()
-        after = await stop(r, plans, timeout=0.5)
+        after = await stop(r, plans)
         assert after[0].stand_in == at(0)
         going = asyncio.create_task(r.leave(after[0]))
         (job,) = r.controller.jobs.all()
