@@ -28,7 +28,7 @@ from netfold.host.mesh.sockets import listen
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.mesh.unproven import HANDSHAKE_SECONDS, SPARE
 from netfold.wire.plan import Peer, Plan, Secret
-from support.hosts.collectives import TcpRanks, allreduce, values
+from support.hosts.collectives import Awake, TcpRanks, allreduce, values
 from support.hosts.handshakes import mesh_identity, prove
 
 
@@ -54,7 +54,7 @@ def test_a_rank_with_another_secret_is_told_so_and_so_are_the_others() -> None:
     they can know."""
     with TcpRanks(2, timeout=3) as tcp:
         plan, listener = tcp.meshes[1].operations.plan, tcp.meshes[1].operations.connections.listener
-        tcp.meshes[1] = TcpMesh(structs.replace(plan, secret=draw()), listener, timeout=3)
+        tcp.meshes[1] = TcpMesh(structs.replace(plan, secret=draw()), listener, timeout=30, clock=Awake())
         first, second = tcp.run(lambda mesh: allreduce(mesh, np.ones(10, np.float32)), timeout=30)
     assert isinstance(second, PeerLost), second
     assert "rank 0" in str(second)

@@ -21,13 +21,14 @@ from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.flow import run
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
 from netfold.host.job_secret import draw
+from netfold.host.mesh import operations
 from netfold.host.mesh.connection import FAILURE_REPORT, HEADER, WAITING
 from netfold.host.mesh.handshake import Initiator, Outcome
 from netfold.host.mesh.mesh import Call, Mesh, Subset
 from netfold.host.mesh.sockets import listen
 from netfold.host.operation.arrays import Flat
 from netfold.testing import MemoryFabric
-from support.hosts.collectives import TcpRanks, allreduce, expected, inputs, values
+from support.hosts.collectives import InStep, TcpRanks, allreduce, expected, inputs, values
 from support.hosts.handshakes import mesh_identity, prove
 
 
@@ -149,10 +150,19 @@ class TcpRanksRun:
 @pytest.mark.parametrize("name", sorted(ALLREDUCE))
 def test_a_rank_that_never_calls_is_named_by_all(name: str) -> None:
     """Ranks that do not wait for it themselves name it too, since wait reports are passed on."""
-    with TcpRanks(6, timeout=2.0) as tcp:
-        results = tcp.run(lambda mesh: allreduce(mesh, np.ones(5000, np.float32), name), only=[0, 1, 2, 4, 5])
+    callers = [0, 1, 2, 4, 5]
+    steps = InStep(callers)
 
-    for rank in (0, 1, 2, 4, 5):
+    def work(mesh: Mesh) -> Flat:
+        try:
+            return allreduce(mesh, np.ones(5000, np.float32), name)
+        finally:
+            steps.end(mesh.rank)
+
+    with TcpRanks(6, timeout=1.0, clock=steps.of) as tcp:
+        results = tcp.run(work, only=callers)
+
+    for rank in callers:
         assert isinstance(results[rank], CollectiveTimeout), results[rank]
         assert ": rank 3 gone, stopped, or never called" in str(results[rank]), results[rank]
 
@@ -184,14 +194,14 @@ def test_a_rank_that_connects_after_the_others_gave_up_learns_which_rank_is_lost
     def work(mesh: Mesh) -> None:
         with mesh.operation(Call(1, "late")):
             if mesh.rank == 0:
-                operations = mesh.operations  # type: ignore[attr-defined]
-                hear = operations.report_lost
+                own = mesh.operations  # type: ignore[attr-defined]
+                hear = own.report_lost
 
                 def learn(whom: int, why: str) -> None:
                     gave_up.set()
                     hear(whom, why)
 
-                operations.report_lost = learn
+                own.report_lost = learn
                 mesh.wait([mesh.receive(peer, np.empty(9, np.uint8)) for peer in (2, 1)])
             elif mesh.rank == 1:
                 assert gave_up.wait(30)
@@ -207,7 +217,7 @@ def test_a_rank_that_connects_after_the_others_gave_up_learns_which_rank_is_lost
         assert "rank 2 is lost" in str(results[rank]), results[rank]
 
 
-def test_a_failure_report_that_is_an_oserror_is_not_taken_for_the_sockets() -> None:
+def test_a_failure_report_that_is_an_oserror_is_not_taken_for_the_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     """PeerLost is an OSError: raised from a report that a timed-out rank reads, it names the reported rank, and not the
     peer whose connection it was read from."""
 
@@ -225,7 +235,9 @@ def test_a_failure_report_that_is_an_oserror_is_not_taken_for_the_sockets() -> N
         while not one.connections.links[0].lost:
             one.connections.poll(5)
 
+    monkeypatch.setattr(operations, "REPORT_SECONDS", 5.0)  # rank 0 hears the report, however late it comes
     with TcpRanks(3, timeout=1) as tcp:
+        tcp.meshes[1].operations.timeout = 60.0
         error = tcp.run(work, only=[0, 1], timeout=60)[0]
     assert isinstance(error, PeerLost), error
     assert "rank 2 is lost: a test" in str(error)

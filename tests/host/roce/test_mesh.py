@@ -37,7 +37,7 @@ from netfold.testing import LoopbackSwitch, subnet
 from netfold.wire import roce
 from netfold.wire.jobs import MAX_WORLD
 from netfold.wire.plan import Peer, Plan
-from support.hosts.collectives import TcpRanks, expected, inputs, values
+from support.hosts.collectives import Awake, InStep, TcpRanks, expected, inputs, values
 from support.hosts.roce_ranks import RoceRanks
 
 SUM = Reduction("sum", "float32")
@@ -220,8 +220,16 @@ def test_ranks_with_other_settings_find_out() -> None:
 
 def test_a_rank_that_never_calls_is_named() -> None:
     """All others give up after the timeout, and name the missing rank."""
-    with RoceRanks(3, timeout=0.5) as ranks:
-        results = ranks.run(allreduce("ring", [1000], 3), only=[0, 1])
+    call, steps = allreduce("ring", [1000], 3), InStep([0, 1])
+
+    def work(mesh: Mesh) -> Any:
+        try:
+            return call(mesh)
+        finally:
+            steps.end(mesh.rank)
+
+    with RoceRanks(3, timeout=2.0, clock=steps.of) as ranks:
+        results = ranks.run(work, only=[0, 1])
     for rank in (0, 1):
         assert isinstance(results[rank], CollectiveTimeout), results[rank]
         assert "rank 2 gone, stopped, or never called" in str(results[rank])
@@ -250,7 +258,7 @@ def test_packets_that_changed_are_named_by_a_warning_and_by_a_timeout(caplog: py
 def test_a_stalled_path_does_not_count_as_progress(stay: bool) -> None:
     """Where the network loses everything, the timeout counts from the last packet that came, whatever queue pairs
     report of their paths meanwhile; with ``stay`` they stay on their paths."""
-    with RoceRanks(2, queue_pairs=2, stay=stay) as ranks:
+    with RoceRanks(2, queue_pairs=2, stay=stay, clock=lambda rank: Awake()) as ranks:
         check_sums(ranks.run(allreduce("ring", [1000], 2)), [1000])
         for mesh in ranks.roce:
             mesh.operations.timeout = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -74,11 +74,49 @@ class Awake:
         return self._seconds
 
 
+class InStep:
+    """Clocks of several ranks, in seconds, which advance by ``LOOK`` whenever each of the ranks has looked since they
+    last did: while one stands still, time does for all, so that what it did not do meanwhile is no silence.
+
+    ranks  those that are waited for, until they have ended
+    """
+
+    LOOK = 0.02
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self._ranks = set(ranks)
+        self._awaited = set(self._ranks)
+        self._seconds = 0.0
+        self._lock = threading.Lock()
+
+    def of(self, rank: int) -> Callable[[], float]:
+        """The clock of a rank."""
+        return lambda: self._look(rank)
+
+    def end(self, rank: int) -> None:
+        """Nobody waits for this rank any more; once nobody waits for any, each look counts."""
+        with self._lock:
+            self._ranks.discard(rank)
+        self._look(rank)
+
+    def _look(self, rank: int) -> float:
+        with self._lock:
+            self._awaited.discard(rank)
+            if not self._awaited:
+                self._seconds += self.LOOK
+                self._awaited = set(self._ranks)
+            return self._seconds
+
+
 class TcpRanks:
-    """A context with the meshes of all ranks of a job over loopback TCP."""
+    """A context with the meshes of all ranks of a job over loopback TCP.
+
+    clock  by rank
+    """
 
     def __init__(
-        self, ranks: int, *, timeout: float = 30.0, planned: Callable[[int], PathSource | None] = lambda rank: None
+        self, ranks: int, *, timeout: float = 30.0, planned: Callable[[int], PathSource | None] = lambda rank: None,
+        clock: Callable[[int], Callable[[], float]] = lambda rank: Awake(),
     ) -> None:
         net = subnet()
         listeners = [listen(f"{net}.{rank + 1}") for rank in range(ranks)]
@@ -86,8 +124,8 @@ class TcpRanks:
         secret = draw()
         self.meshes = [
             TcpMesh(
-                Plan("loop", 1, rank, ranks, peers, [], secret=secret), listeners[rank], timeout=timeout, clock=Awake(),
-                planned=planned(rank),
+                Plan("loop", 1, rank, ranks, peers, [], secret=secret), listeners[rank], timeout=timeout,
+                clock=clock(rank), planned=planned(rank),
             )
             for rank in range(ranks)
         ]

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from netfold.host.job_secret import draw
@@ -20,11 +21,12 @@ class RoceRanks(TcpRanks):
 
     udp_ports  at which they receive, by rank; default: RoCEv2's
     addresses  by rank; default: addresses that nobody else has
+    clock      by rank, of which they look often; default: the machine's
     """
 
     def __init__(
         self, ranks: int, *, timeout: float = 30.0, udp_ports: Sequence[int] = (), addresses: Sequence[str] = (),
-        **options: Any,
+        clock: Callable[[int], Callable[[], float]] | None = None, **options: Any,
     ) -> None:
         net = subnet()
         self.addresses = list(addresses) or [f"{net}.{rank + 1}" for rank in range(ranks)]
@@ -36,10 +38,14 @@ class RoceRanks(TcpRanks):
         secret = draw()
         self.roce = [
             RoceMesh(
-                Plan("loop", 1, rank, ranks, peers, [], secret=secret), listeners[rank], timeout=timeout, **options
+                Plan("loop", 1, rank, ranks, peers, [], secret=secret), listeners[rank], timeout=timeout,
+                clock=time.monotonic if clock is None else clock(rank), **options,
             )
             for rank in range(ranks)
         ]
+        if clock is not None:
+            for mesh in self.roce:
+                mesh.watched_by(lambda moved: False)
         self.meshes = list(self.roce)
 
     def __enter__(self) -> RoceRanks:
