@@ -7,8 +7,14 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from netfold.host.api.communicator import Communicator
+from netfold.host.innet.fold import FoldRail
+from netfold.host.innet.parallel import ParallelFold
+from netfold.host.operation.rail import FoldingRail
+from netfold.host.rails.multirail import MultiRail
+from netfold.host.rails.open_rail import EXTRA_TIMEOUT, OpenRail
 
 
 @contextmanager
@@ -37,11 +43,45 @@ def interrupted_by(error: type[BaseException], comm: Communicator) -> Iterator[N
 
 
 def impatient(comms: Sequence[Communicator], seconds: float) -> None:
-    """Sets the communicators' timeouts to so many seconds, also of a fold that is under way.  While they come together
-    the timeout is long, so that a machine that stands still is no fault."""
+    """Sets the communicators' timeouts to so many seconds, also of a fold that is under way: those of their meshes,
+    of their rails, and of groups that are open.  While they come together the timeout is long, so that a machine that
+    stands still is no fault."""
     for comm in comms:
-        dispatch = comm._parts.dispatch
-        operations = dispatch.hosts.mesh.operations  # type: ignore[attr-defined]
-        operations.timeout = operations._slice = seconds
-        if dispatch.switches is not None:
-            getattr(dispatch.switches, "_fold", dispatch.switches)._timeout = seconds
+        parts = comm._parts
+        held = [] if parts.folds is None else [fold._held for fold in parts.folds._open]
+        for one in held:
+            if (rails := getattr(one, "rails", None)) is not None:
+                _of_rails(rails, seconds)
+            elif (rail := getattr(one, "rail", None)) is not None:
+                _of_fold(rail, seconds)
+        if parts.rails is not None:
+            _of_rails(parts.rails, seconds)
+            continue
+        _of_mesh(parts.dispatch.hosts.mesh, seconds)
+        if parts.dispatch.switches is not None:
+            _of_fold(parts.dispatch.switches, seconds)
+
+
+def _of_rails(rails: MultiRail, seconds: float) -> None:
+    """Several rails: each one's own timeout is a little longer than that of all (``EXTRA_TIMEOUT``)."""
+    rails._detector.timeout = seconds
+    for rail in rails._rails.rails:
+        if isinstance(rail, OpenRail):
+            _of_mesh(rail._between.mesh, seconds + EXTRA_TIMEOUT)
+            if isinstance(rail._rail, FoldRail):
+                _of_fold(rail._rail, seconds + EXTRA_TIMEOUT)
+
+
+def _of_mesh(mesh: Any, seconds: float) -> None:
+    mesh.operations.timeout = mesh.operations._slice = seconds
+
+
+def _of_fold(fold: FoldingRail, seconds: float) -> None:
+    """What folds, and the groups on devices that are open beside it."""
+    if isinstance(fold, ParallelFold):
+        for found in fold._groups._found.values():
+            if found.group is not None:
+                found.group._timeout = seconds
+    folds = fold._fold if isinstance(fold, ParallelFold) else fold
+    if isinstance(folds, FoldRail):  # a bystander waits for its machine's mesh alone
+        folds._timeout = seconds
