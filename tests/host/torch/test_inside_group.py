@@ -31,6 +31,7 @@ from netfold.host.torch.inside_group import ProcessGroup, inside_from_environmen
 from netfold.host.torch.reducer import Reducer  # noqa: E402
 from support.devices.late_device import LateDevice  # noqa: E402
 from support.devices.late_group import LateGroup  # noqa: E402
+from support.hosts.host import impatient  # noqa: E402
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32)
 ROW = 4096
@@ -197,17 +198,28 @@ def test_a_group_that_does_not_open_is_named(
             raise RuntimeError("Duplicate GPU detected")
         return real(kind, store, local, address, timeout)
 
+    open_ = inside_group.Opener.open
+
+    def open_soon(opener: Any, local: Any, address: str, timeout: float) -> ProcessGroup:
+        return open_(opener, local, address, 1.0 if local._mesh.rank == 2 else timeout)  # it waits for rank 3 in vain
+
     monkeypatch.setattr(inside_group, "_backend", backend)
+    monkeypatch.setattr(inside_group.Opener, "open", open_soon)
     monkeypatch.setattr(machine_groups.MachineGroups, "_pays", lambda *_: True)
 
     def rank(comm: Communicator) -> tuple[str, str]:
         mine = torch.ones(100)
-        Reducer(comm, Staging(devices[comm.rank].of), inside="group" if forced else "auto").allreduce(
-            mine, "sum").wait(20)
+        try:
+            Reducer(comm, Staging(devices[comm.rank].of), inside="group" if forced else "auto").allreduce(
+                mine, "sum").wait(20)
+        finally:
+            if forced and comm.rank >= 2:
+                failed.wait(60)
         assert mine.tolist() == [4.0] * 100
         return comm.flight()[-1].path, comm.explain(400)
 
-    with loopback_job(4, members=2, timeout=3) as comms:
+    with loopback_job(4, members=2) as comms:
+        failed = threading.Barrier(2, lambda: impatient(comms[:2], 0.3))  # who wait for them in vain
         found = on_every_rank(comms, rank)
     if forced:
         assert all(isinstance(error, TransportError) and "rank 3 cannot" in str(error) for error in found[2:]), found
@@ -235,6 +247,7 @@ def test_a_group_that_hangs_ends_within_the_timeout(
         reduce.allreduce(torch.ones(100), "sum").wait(20)
         met.wait(20)
         monkeypatch.setattr(LateGroup, "_reduce_scatter_base", lambda *_: Stuck())
+        impatient([comm], 2.0)
         met.wait(20)
         begin = time.monotonic()
         with pytest.raises((CollectiveTimeout, PeerLost), match=r"by nccl between the 2 ranks|gave up|no result"):
@@ -242,7 +255,7 @@ def test_a_group_that_hangs_ends_within_the_timeout(
         return time.monotonic() - begin
 
     met = threading.Barrier(4)
-    with loopback_job(4, members=2, timeout=2) as comms:
+    with loopback_job(4, members=2) as comms:
         assert all(isinstance(one, float) and one < 20 for one in on_every_rank(comms, rank))
 
 
@@ -267,11 +280,13 @@ def test_a_rank_that_goes_in_the_middle_is_named(
         reduce.allreduce(torch.ones(100), "sum").wait(20)
         met.wait(20)
         leaving.append(True)
+        if comm.rank < 2:  # rank 2 hears of it
+            impatient([comm], 2.0)
         met.wait(20)
         reduce.allreduce(torch.ones(20_000), "sum").wait(30)
 
     met = threading.Barrier(4)
-    with loopback_job(4, members=2, timeout=3) as comms:
+    with loopback_job(4, members=2) as comms:
         found = on_every_rank(comms, rank)
     assert isinstance(found[3], KeyError)
     assert isinstance(found[2], PeerLost), found
@@ -286,7 +301,7 @@ def test_ranks_of_a_machine_that_differ_in_the_way_are_told() -> None:
         inside: Any = "memory" if comm.rank == 1 else "group"
         Reducer(comm, inside=inside).allreduce(torch.ones(100), "sum").wait(20)
 
-    with loopback_job(4, members=2, timeout=2) as comms:
+    with loopback_job(4, members=2) as comms:
         found = on_every_rank(comms, rank)
     assert any(isinstance(error, RankMismatch) and "open gloo" in str(error) for error in found[:2]), found
     assert all(isinstance(error, NetFoldError) for error in found), found
