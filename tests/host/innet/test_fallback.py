@@ -21,6 +21,7 @@ from netfold.host.selection.peers import Peers
 from netfold.testing import LoopbackSwitch, loopback, loopback_job, on_every_rank
 from netfold.wire import roce
 from netfold.wire.plan import Plan, RankTree
+from support.hosts.host import impatient
 
 pytestmark = pytest.mark.slow
 
@@ -231,8 +232,9 @@ def test_where_tcp_does_not_get_through_either_it_is_said(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No rank hangs: the error names the rank that was to stand in."""
-    with loopback_job(2, rail="auto", slots=64, timeout=2.0) as comms:
+    with loopback_job(2, rail="auto", slots=64) as comms:
         assert on_every_rank(comms, lambda comm: sums(comm, 1)) == [True, True]
+        impatient(comms, 2.0)
 
         def unreachable(*_: Any) -> None:
             raise ConnectionRefusedError("nobody answers there")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import threading
 import time
 from typing import Any
 
@@ -143,10 +144,18 @@ def test_a_rank_that_gives_up_in_the_middle_is_named_on_its_machine() -> None:
 
 
 def test_ranks_of_a_machine_that_disagree_are_told() -> None:
-    """The first message between them shows it, before anything is folded."""
+    """The first message between them shows it, before anything is folded; those of the other machine wait in vain."""
     with loopback_job(4, members=2) as comms:
-        impatient(comms[2:], 0.5)
-        got = on_every_rank(comms, lambda c: c.allreduce(np.ones(1000 + (c.rank == 1), np.int32)))
+        told = threading.Barrier(2, lambda: impatient(comms[2:], 0.3))  # once both ranks of the machine are told
+
+        def call(comm: Communicator) -> Any:
+            try:
+                return comm.allreduce(np.ones(1000 + (comm.rank == 1), np.int32))
+            finally:
+                if comm.rank < 2:
+                    told.wait(60)
+
+        got = on_every_rank(comms, call)
         assert isinstance(got[0], RankMismatch) or isinstance(got[1], RankMismatch), got
         assert all(isinstance(error, NetFoldError) for error in got)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from typing import Any
 
@@ -175,7 +176,8 @@ def test_a_residual_is_kept_by_the_rank_that_folds_its_element_and_lost_nowhere(
 
 @pytest.mark.parametrize("machines", [[[0, 1], [2]], [[0, 1], [2, 3]]])
 def test_ranks_of_a_machine_that_disagree_on_rows_or_lanes_are_told(machines: list[list[int]]) -> None:
-    """As many elements, cut into other rows, or in lanes of another width: no rank gets a wrong result."""
+    """As many elements, cut into other rows, or in lanes of another width: no rank gets a wrong result; those of the
+    other machine wait in vain."""
     world = sum(map(len, machines))
 
     def rows(comm: Communicator) -> Any:
@@ -187,8 +189,18 @@ def test_ranks_of_a_machine_that_disagree_on_rows_or_lanes_are_told(machines: li
         return comm.allreduce(np.ones(10, np.float32), lane_bits=16 if comm.rank == 1 else 8)
 
     for call in (rows, lanes):
-        with loopback_job(world, members=machines, timeout=1.0) as comms:
-            got = on_every_rank(comms, call)
+        with loopback_job(world, members=machines) as comms:
+            # once both ranks of the machine are told
+            told = threading.Barrier(2, functools.partial(impatient, comms[2:], 0.3))
+
+            def disagreeing(comm: Communicator, call: Any = call, told: threading.Barrier = told) -> Any:
+                try:
+                    return call(comm)
+                finally:
+                    if comm.rank < 2:
+                        told.wait(60)
+
+            got = on_every_rank(comms, disagreeing)
             assert any(isinstance(error, RankMismatch) for error in got), got
             assert all(isinstance(error, Exception) for error in got), got
 
