@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +21,7 @@ from netfold.host.mesh.handshake import HandshakeRefused, Identity, Outcome, Res
 from netfold.host.mesh.sockets import listen
 from netfold.host.mesh.unproven import SPARE
 from netfold.host.rails.answering import ANSWER, QUESTION
-from netfold.host.rails.out_of_band import CONNECT_SECONDS, PURPOSE, TcpOutOfBand
+from netfold.host.rails.out_of_band import CONNECT_SECONDS, PURPOSE, TcpOutOfBand, _Asked
 from netfold.host.rails.rank_state import AgreementOutcome, Answer, Question, QuestionKind
 from netfold.wire.plan import Peer, Plan
 from support.hosts.handshakes import mesh_identity, prove
@@ -64,6 +65,27 @@ class Channels:
     def knock(self, rank: int) -> socket.socket:
         """A stranger's connection to a rank's first plane."""
         return socket.create_connection(self.where[rank][0], timeout=PATIENCE)
+
+
+class TimeOfQuestions:
+    """A clock on which the time of a question is over as soon as another rank has answered it, and else passes slowly:
+    who has stopped has until then, and who answers has long."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, within: float) -> None:
+        self._over, self._begin = 0.0, time.monotonic()
+        on_ready = _Asked.on_ready
+
+        def heard(link: _Asked) -> Answer | None:
+            answer = on_ready(link)
+            if answer is not None:
+                self._over += within
+            return answer
+
+        monkeypatch.setattr(_Asked, "on_ready", heard)
+        monkeypatch.setattr("netfold.host.rails.out_of_band.time", SimpleNamespace(monotonic=self))
+
+    def __call__(self) -> float:
+        return self._over + (time.monotonic() - self._begin) / 20
 
 
 @pytest.fixture
@@ -135,20 +157,30 @@ def test_a_rank_whose_machine_refuses_on_a_plane_is_said_to_be_gone(ranks: Chann
     assert list(ranks.channels[0].refused()) == [2]
 
 
-def test_a_rank_that_has_stopped_costs_the_others_nothing(ranks: Channels) -> None:
+def test_a_rank_that_has_stopped_costs_the_others_nothing(ranks: Channels, monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose kernel takes connections and nobody reads them: the others are heard all the same, in the same time."""
     with listen("127.0.0.1") as deaf:
         ranks.channels[0].set_addresses({**ranks.where, 1: [("127.0.0.1", deaf.getsockname()[1])] * PLANES})
+        TimeOfQuestions(monkeypatch, within=1.0)
         answers = ranks.channels[0].ask(QUESTION_OF_TEST, [1, 2], 1.0)
         assert set(answers) == {2}
         assert not ranks.channels[0].refused()
 
 
-def test_a_question_has_its_time_also_where_it_had_to_wait_for_another_ones(ranks: Channels) -> None:
+def test_a_question_has_its_time_also_where_it_had_to_wait_for_another_ones(
+    ranks: Channels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Several rails ask at once, and one question after the other is under way: while one waits for a rank that has
     stopped, the time of the next one does not run out."""
     with listen("127.0.0.1") as deaf, ThreadPoolExecutor(4) as pool:
         ranks.channels[0].set_addresses({**ranks.where, 1: [("127.0.0.1", deaf.getsockname()[1])] * PLANES})
+        TimeOfQuestions(monkeypatch, within=0.5)
+
+        def after_all_have_begun(question: Question) -> Answer:
+            time.sleep(0.1)
+            return Answer(AgreementOutcome.NOT_YET, math.inf)
+
+        ranks.answers[2] = after_all_have_begun
         asked = [pool.submit(ranks.channels[0].ask, QUESTION_OF_TEST, [1, 2], 0.5) for _ in range(4)]
         for one in asked:
             assert set(one.result()) == {2}
