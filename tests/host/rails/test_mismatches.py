@@ -14,6 +14,7 @@ from netfold.host.errors import NetFoldError, RankMismatch
 from netfold.host.rails.rail_peers import NAMED_ROWS, SHORT_BYTES
 from netfold.host.rails.shares import Figure
 from netfold.testing import on_every_rank
+from support.hosts.host import impatient
 from support.hosts.loopback_rails import even, loopback_rails
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
@@ -148,7 +149,8 @@ def test_two_ranks_that_only_send_learn_that_they_call_different_collectives() -
 def test_a_long_collective_against_another_call_ends_on_every_rank() -> None:
     """Whatever the other rank calls, and over whatever it goes: an error on each, and no result."""
     long = np.zeros(100_000)
-    with loopback_rails(["innet", "tcp"], 2, timeout=1.0) as comms:
+    with loopback_rails(["innet", "tcp"], 2) as comms:
         even(comms)
+        impatient(comms, 1.0)
         said = on_every_rank(comms, lambda comm: comm.broadcast(long) if comm.rank else comm.allreduce(np.ones(9)))
         assert all(isinstance(error, NetFoldError) for error in said), said

@@ -23,6 +23,7 @@ from netfold.host.opening.planes import RailSpec
 from netfold.host.rails import open_rail
 from netfold.testing import on_every_rank
 from support.hosts.collectives import same
+from support.hosts.host import impatient
 from support.hosts.loopback_rails import carried, even, loopback_planes, loopback_rails
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
@@ -73,8 +74,11 @@ def helpers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def timeout_ends_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    with loopback_rails(["innet", "tcp"], 2, timeout=0.5) as comms, pytest.raises(CollectiveTimeout, match="rank 1"):
-        comms[0].allreduce(np.zeros(10, np.float32))
+    with loopback_rails(["innet", "tcp"], 2, timeout=100) as comms:
+        assert [comm.rails._detector.timeout for comm in comms] == [100, 100]  # type: ignore[union-attr]
+        impatient(comms, 0.5)
+        with pytest.raises(CollectiveTimeout, match="rank 1"):
+            comms[0].allreduce(np.zeros(10, np.float32))
 
 
 def joins_say(name: str, value: object, **asked: Any) -> Callable[[pytest.MonkeyPatch], None]:
@@ -87,7 +91,7 @@ def joins_say(name: str, value: object, **asked: Any) -> Callable[[pytest.Monkey
             for jobs in fabric.jobs:
                 for join in jobs.joins.values():
                     got = getattr(join, name)
-                    assert got == value or (isinstance(value, float) and value - 2 < got <= value)
+                    assert got == value or (isinstance(value, float) and value - 60 < got <= value)
 
     return check
 
@@ -154,7 +158,7 @@ JOIN: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "address": address_is_of_a_plane,
     "controller": controller_is_of_a_plane,
     "timeout": timeout_ends_a_call,
-    "join_timeout": joins_say("timeout", 7.0, join_timeout=7.0),
+    "join_timeout": joins_say("timeout", 700.0, join_timeout=700.0),
     "rail": one_rail_or_several,
     "lane_bits": joins_say("lane_bits", 16, lane_bits=16),
     "algorithm": algorithm_is_of_the_meshes,
