@@ -113,10 +113,12 @@ def test_failures_are_named_on_every_message() -> None:
     with messengers(2) as (mine, other):
         send(other, np.ones(2), 0)
         failing(receive(mine, np.zeros(1), 1), RankMismatch, "16 bytes where 8 were expected")
-    with messengers(2, timeout=1.0) as (mine, _):
+    with messengers(2) as (mine, _):
         waiting_long = receive(mine, np.zeros(1), 1)
         with pytest.raises(CollectiveTimeout, match="it goes on"):
             waiting_long.wait(0.01)
+        mine._mesh.operations.timeout = mine._mesh.operations._slice = 1.0
+        mine._mesh.wake()
         failing(waiting_long, CollectiveTimeout, "rank 1")
 
 

@@ -35,6 +35,7 @@ from netfold.host.torch.tensors import as_array, reduces  # noqa: E402
 from netfold.host.torch.work import TorchWork  # noqa: E402
 from netfold.testing import loopback_job, on_every_rank, subnet  # noqa: E402
 from netfold.torch import NetfoldState, Options  # noqa: E402
+from support.hosts.host import impatient  # noqa: E402
 from support.hosts.torch import FORKS, LoopbackJobs, loopback_jobs, torchrun  # noqa: E402
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "torch_cnn.py"
@@ -213,15 +214,19 @@ def test_several_are_under_way_in_order() -> None:
 
 def test_waiting_has_a_bound_and_a_named_error() -> None:
     """wait(timeout) gives up by itself, the operation by the communicator's timeout; the future says the same."""
-    with loopback_job(2, rail="tcp", timeout=1.0) as comms:
+    begins = threading.Event()
+    with loopback_job(2, rail="tcp") as comms:
         reducer = Reducer(comms[0])
+        comms[0].later(begins.wait, "what is before it")
         pending = reducer.allreduce(torch.ones(3), "sum")
         work = TorchWork(pending)
         with pytest.raises(CollectiveTimeout, match="it goes on"):
             work.wait(timedelta(milliseconds=1))
         assert not work.is_completed()
         assert work.exception() is None
-        with pytest.raises(CollectiveTimeout):
+        impatient(comms, 0.5)
+        begins.set()
+        with pytest.raises(CollectiveTimeout, match="rank 1"):
             work.wait()
         with pytest.raises(RuntimeError, match="CollectiveTimeout"):
             work.get_future().wait()
