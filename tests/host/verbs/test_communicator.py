@@ -25,7 +25,7 @@ from netfold.wire.jobs import Connect, Connected
 from support import needs
 from support.docs import combinations
 from support.hosts.torch import loopback_jobs
-from support.hosts.verbs_jobs import VerbsJobs, fake_devices
+from support.hosts.verbs_jobs import VerbsJobs, fake_devices, impatient_once_broken
 
 pytestmark = [pytest.mark.needs("verbs"), pytest.mark.timeout(120)]
 WORLD = 3
@@ -247,7 +247,7 @@ UNLIKE: dict[str, Callable[[Communicator], Any]] = {
 @pytest.mark.parametrize("what", UNLIKE)
 def test_ranks_that_call_different_things_learn_it(job: VerbsJobs, what: str) -> None:
     """Sums of other sizes, other collectives, roots, dtypes or rows end by name on all ranks, without a result."""
-    comms = joined(job, f"apart in {what}", timeout=5.0)
+    comms = joined(job, f"apart in {what}", timeout=20.0)
     try:
         got = on_every_rank(comms, UNLIKE[what])
         assert all(isinstance(error, RankMismatch) for error in got), got
@@ -256,10 +256,13 @@ def test_ranks_that_call_different_things_learn_it(job: VerbsJobs, what: str) ->
 
 
 @pytest.mark.parametrize("after", [0, 2])
-def test_a_queue_pair_in_error_that_nobody_repairs_ends_the_call_and_what_follows(job: VerbsJobs, after: int) -> None:
+def test_a_queue_pair_in_error_that_nobody_repairs_ends_the_call_and_what_follows(
+    job: VerbsJobs, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
     """In the middle of a sum: the rank whose NIC broke names the device and its words, the others end by name too, and
     so does every later call that folds; nothing hangs."""
-    comms = joined(job, f"broken {after}", timeout=2.0)
+    comms = joined(job, f"broken {after}")
+    impatient_once_broken(monkeypatch, comms, 0.5)
     try:
         job.lib.fake_break(job.pairs[1][0].out_qp, 1, after)
         got = on_every_rank(comms, lambda comm: comm.allreduce(rows(comm.rank)))
@@ -312,7 +315,7 @@ def test_a_controller_that_dies_in_the_second_step_ends_the_join(
     monkeypatch.setattr("netfold.host.client.fold_client.CONNECT_TIMEOUT", 1.0)
     started = time.monotonic()
     with pytest.raises(NetFoldError, match=r"connect|UNAVAILABLE|DEADLINE"):
-        joined(job, f"controller {how}", timeout=1.0, join_timeout=2.0)
+        joined(job, f"controller {how}", timeout=1.0)
     assert time.monotonic() - started < 30
     monkeypatch.undo()
     comms = joined(job, f"controller {how} again")

@@ -29,7 +29,7 @@ from netfold.testing import on_every_rank, subnet
 from netfold.wire.plan import Peer, Plan, Secret
 from support.docs import combinations
 from support.hosts.torch import loopback_jobs
-from support.hosts.verbs_jobs import VerbsJobs, fake_devices
+from support.hosts.verbs_jobs import VerbsJobs, fake_devices, impatient_once_broken
 
 pytestmark = [pytest.mark.needs("verbs"), pytest.mark.timeout(120)]
 WORLD = 4
@@ -138,7 +138,7 @@ def test_ranks_that_others_have_planned_fold_as_a_group(rail: Any) -> None:
 
 def test_ranks_of_a_group_that_call_different_things_learn_it() -> None:
     """By the signature on the group's own queue pairs: neither gets a sum."""
-    with job(timeout=3.0) as (service, comms):
+    with job() as (service, comms):
         groups = {rank: comms[rank].group([2, 1]) for rank in (1, 2)}
         each(comms[1:3], lambda comm: check(groups[comm.rank], (1, 2), comm.rank))
         before = service.lib.fake_messages()
@@ -183,10 +183,13 @@ def test_one_rank_whose_nic_cannot_keeps_all_from_folding(monkeypatch: pytest.Mo
         each(comms, lambda comm: check(comm, range(WORLD), comm.rank))
 
 
-def test_a_queue_pair_of_a_group_in_error_that_nobody_repairs_ends_the_call_and_what_follows() -> None:
+def test_a_queue_pair_of_a_group_in_error_that_nobody_repairs_ends_the_call_and_what_follows(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By name on all of its ranks; the job's other ranks are not told of it, and nothing is held in the end."""
-    with job(timeout=2.0) as (service, comms):
+    with job() as (service, comms):
         two = [comms[0], comms[3]]
+        impatient_once_broken(monkeypatch, two, 0.5)
         groups = {comm.rank: comm.group([0, 3]) for comm in two}
         each(two, lambda comm: check(groups[comm.rank], (0, 3), comm.rank))
         service.lib.fake_break(service.pairs[1][0].out_qp, 1, 0)

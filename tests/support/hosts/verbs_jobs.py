@@ -7,11 +7,15 @@ from __future__ import annotations
 import asyncio
 import ctypes as C
 import functools
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+import pytest
+
+from netfold.host.api.communicator import Communicator
 from netfold.host.job_secret import draw
 from netfold.host.verbs.devices import RoceGid, RocePort
 from netfold.host.verbs.rail import VerbsRail
@@ -32,6 +36,7 @@ from netfold.wire.jobs import (
     Watching,
 )
 from netfold.wire.plan import Change, Peer, Plan, RankStream, RankTree, Secret
+from support.hosts.host import impatient
 from support.hosts.torch import SLOTS, LoopbackJobs
 from support.hosts.verbs import MAXIMUM, MTU_4096, fake, fold_address
 
@@ -201,6 +206,17 @@ class VerbsJobs(LoopbackJobs):
             NeighbourPairs(peer_qp=a.in_qp, predecessor_qp=b.out_qp, peer_address=0, peer_rkey=0)
             for a, b in zip(after, before, strict=True)
         ])
+
+
+def impatient_once_broken(monkeypatch: pytest.MonkeyPatch, comms: Sequence[Communicator], seconds: float) -> None:
+    """Sets the timeouts of these communicators to so many seconds as soon as a queue pair is in error or missing."""
+    broken = VerbsRail._broken
+
+    def hurry(rail: VerbsRail, request: Any, error: int) -> None:
+        impatient(comms, seconds)
+        broken(rail, request, error)
+
+    monkeypatch.setattr(VerbsRail, "_broken", hurry)
 
 
 @contextmanager
