@@ -17,6 +17,7 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.capi import calls, library
 from netfold.testing import loopback_job, subnet
 from support.hosts.c_programs import nccl_driver
+from support.hosts.host import impatient
 
 pytestmark = [pytest.mark.needs("libpython"), pytest.mark.slow]
 RANKS = 3
@@ -30,11 +31,13 @@ class Drive:
 
     def __init__(self, folder: Path, jobs: ExitStack) -> None:
         self.folder = folder
-        self.timeout = 20.0
-        """Seconds without progress that end a request."""
+        self.patience = 20.0
+        """Seconds without progress that end all requests of a rank but its first."""
         self.asked: dict[str, list[Communicator]] = {}
         self.options: list[dict[str, Any]] = []
         self._jobs = jobs
+        self._begun: set[int] = set()
+        self._allreduce = calls.allreduce
         self._lock = threading.Lock()
 
     def join(self, job: str, rank: int, world: int, *more: Any) -> Communicator:
@@ -42,8 +45,15 @@ class Drive:
         with self._lock:
             self.options.append({"job": job, "rank": rank, "world": world, "rail": more[3], "timeout": more[5]})
             if job not in self.asked:
-                self.asked[job] = self._jobs.enter_context(loopback_job(world, rail="innet", timeout=self.timeout))
+                self.asked[job] = self._jobs.enter_context(loopback_job(world, rail="innet"))
         return self.asked[job][rank]
+
+    def allreduce(self, comm: Communicator, *more: Any) -> Any:
+        """``calls.allreduce``; by the first one all ranks come together, however long that takes."""
+        if comm.rank in self._begun:
+            impatient([comm], self.patience)
+        self._begun.add(comm.rank)
+        return self._allreduce(comm, *more)
 
     def __call__(self, what: str, ranks: int = RANKS) -> str:
         """What NCCL's log says.  Fails with it if a rank finds anything else than it must."""
@@ -76,6 +86,7 @@ def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drive]:
     with ExitStack() as jobs:
         drive = Drive(tmp_path, jobs)
         monkeypatch.setattr(calls, "join", drive.join)
+        monkeypatch.setattr(calls, "allreduce", drive.allreduce)
         yield drive
 
 
@@ -92,7 +103,7 @@ def test_requests_on_several_communicators_are_exact_in_any_order_of_asking(driv
 
 def test_a_rank_that_has_left_fails_the_others_requests(drive: Drive) -> None:
     """The one that is under way and the one behind it, with NetFold's words in NCCL's log, and nothing hangs."""
-    drive.timeout = 2
+    drive.patience = 2.0
     said = drive("left")
     assert said.count("WARN") == RANKS - 1, said  # once for each communicator
     assert "NET/netfold: job train." in said
@@ -102,7 +113,7 @@ def test_a_rank_that_has_left_fails_the_others_requests(drive: Drive) -> None:
 def test_a_communicator_is_closed_while_its_request_waits(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its job is aborted with these words, so the wait ends; the others have no sums without that rank."""
     aborted: list[str] = []
-    drive.timeout = 2
+    drive.patience = 2.0
     abort = calls.abort
     monkeypatch.setattr(calls, "abort", lambda comm, why: (aborted.append(why), abort(comm, why))[1])
     words = "NCCL closed the communicator before its collective was done"
