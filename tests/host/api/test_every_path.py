@@ -180,7 +180,7 @@ def test_ranks_with_halves_and_ranks_with_floats_learn_that_they_differ(
     ours: str, its: str, size: int, rail: Any
 ) -> None:
     """Both go as float32, and are no less two operations."""
-    with loopback_job(2, rail=rail, timeout=5) as comms:
+    with loopback_job(2, rail=rail) as comms:
         ones = np.ones(size, np.float32)
         arrays = [ones if name == "float32" else halves(ones, name) for name in (ours, its)]
 
@@ -196,7 +196,7 @@ def test_ranks_with_halves_and_ranks_with_floats_learn_that_they_differ(
 @pytest.mark.parametrize("rail", ["tcp", "innet"])
 def test_ranks_that_have_widened_other_dtypes_learn_it(rail: Any) -> None:
     """int16 on one rank and int32 on the other, which a caller has widened, are no sum."""
-    with loopback_job(2, rail=rail, timeout=5) as comms:
+    with loopback_job(2, rail=rail) as comms:
         named: list[Any] = ["int16", None]
         for error in on_every_rank(comms, lambda comm: comm.allreduce(np.ones(5, np.int32), dtype=named[comm.rank])):
             assert isinstance(error, RankMismatch)

@@ -219,7 +219,7 @@ def test_a_rank_that_joins_twice_is_refused(serve: Callable[..., JobServer]) -> 
     server, net = serve(), subnet()
     server.joins[1] = Join("j", 3, 1, f"{net}.2", f"{net}.2:1", 1024)
     with pytest.raises(JoinRefused, match="rank 1 of 'j' is here already"):
-        Communicator.join("j", 1, 3, address=f"{net}.2", controller=server.where, join_timeout=1)
+        Communicator.join("j", 1, 3, address=f"{net}.2", controller=server.where, join_timeout=20)
 
 
 def test_a_controller_out_of_reach_is_named(tmp_path: Path) -> None:

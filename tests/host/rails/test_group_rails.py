@@ -91,7 +91,7 @@ class Job:
 def job(kinds: Sequence[Kind] = ("innet", "innet")) -> Iterator[Job]:
     """A job over rails of these kinds, and a group of its ranks."""
     with loopback_planes(kinds, WORLD, groups=True) as planes:
-        comms = planes.join(timeout=5.0)
+        comms = planes.join(timeout=20.0)
         services = [service for service in planes.jobs if isinstance(service, GroupJobs)]
         made = Job(comms, {rank: comms[rank].group(MEMBERS) for rank in MEMBERS}, services)
         try:
@@ -132,7 +132,7 @@ def test_ranks_that_others_have_planned_fold_as_a_group_of_several_rails() -> No
         def work(comm: Communicator) -> None:
             place = MEMBERS.index(comm.rank)
             plan = Plan("rails.1", 7, place, len(MEMBERS), peers, [], "planned by the store", secret=Secret("ab" * 32))
-            with Communicator.of_plan(plan, address=peers[place].address, listener=listeners[place], timeout=5.0,
+            with Communicator.of_plan(plan, address=peers[place].address, listener=listeners[place], timeout=20.0,
                                       group_of=(comm, MEMBERS)) as own:
                 for _ in range(2):
                     assert (own.allreduce(np.ones(LONG, np.float32)) == len(MEMBERS)).all()

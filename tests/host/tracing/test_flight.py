@@ -40,7 +40,7 @@ def test_every_operation_is_recorded_with_its_path() -> None:
             comm.group([1, 0]).allreduce(np.ones(3), op="max", algorithm="ring")
         if comm.rank < 2:
             (comm.send if comm.rank else comm.receive)(np.zeros(2), 1 - comm.rank)
-        comm.iallreduce(np.ones(7, np.int32), name="bucket 0").wait(5)
+        comm.iallreduce(np.ones(7, np.int32), name="bucket 0").wait(20)
         comm.barrier()
         return [(o.number, o.group, o.name, o.op, o.dtype, o.nbytes, o.path, o.state) for o in comm.flight()]
 
