@@ -6,7 +6,8 @@ from __future__ import annotations
 import logging
 import random
 import re
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,13 +17,16 @@ from hypothesis import strategies as st
 from netfold.host.errors import CollectiveTimeout
 from netfold.host.innet.abi import DATA
 from netfold.host.innet.core import Core, result_origin
+from netfold.host.innet.fold import FoldRail
 from netfold.host.innet.slot_switch import Nak, Packet
 from netfold.host.operation.coding import Coding
 from netfold.host.operation.rail import Op
 from netfold.testing import loopback_job, on_every_rank
 from netfold.wire import roce
+from support.hosts.host import impatient
 from support.hosts.rows import COLLECTIVES, Operation
 from support.models.slot_model import Call, TerribleNetwork, address, as_result, make_fabric, plan_trees, run
+from switch_support.ports import wait_for
 
 
 def spoiling(seed: int, loss: float) -> TerribleNetwork:
@@ -119,8 +123,12 @@ def test_where_every_result_changes_a_timeout_says_so(monkeypatch: pytest.Monkey
     """Nobody returns a sum, and nobody waits beyond the timeout."""
     build = Packet.build
     monkeypatch.setattr(Packet, "build", lambda *asked: build(*asked)[:-4] + bytes(4))
-    with loopback_job(2, timeout=0.5) as comms:
-        for error in on_every_rank(comms, lambda comm: comm.allreduce(np.arange(300, dtype=np.int32))):
+    with loopback_job(2) as comms, ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(comm.allreduce, np.arange(300, dtype=np.int32)) for comm in comms]
+        rails = [cast(FoldRail, comm._parts.dispatch.switches) for comm in comms]
+        wait_for(lambda: all(rail._core.corrupt() for rail in rails))
+        impatient(comms, 0.3)
+        for error in [call.exception(60) for call in calls]:
             assert isinstance(error, CollectiveTimeout)
             assert re.search(r"\d+ results had a wrong ICRC", str(error))
 
