@@ -41,10 +41,11 @@ def on_two(rank: Rank, *, timeout: float = SECONDS, closed: bool = True, **how: 
     closed  their groups are shut down here
     how     of their communicators
     """
-    store = dist.HashStore()
+    store, made = dist.HashStore(), threading.Barrier(2)
 
     def run(comm: Communicator) -> Any:
         group = NetfoldGroup(store, comm, timedelta(seconds=SECONDS), ahead=True)
+        made.wait(SECONDS)  # one that ends at once would close gloo's connections before the other one has them all
         device = LateDevice(queued=True)
         group._reducer.staging = Staging(device.of)
         with device.on(device.stream()):
