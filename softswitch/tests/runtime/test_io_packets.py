@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from softswitch.engine.entities import Event, EventKind
 from softswitch.engine.errors import AlreadyExists, NotFound, OutOfRange
+from softswitch.p4runtime import watchdog
 from softswitch.p4runtime.process import Limit, Port
 from switch_support.namespace import in_own_network, inside, sh
 from switch_support.ports import BOUND, IP, IP6, Tap, make_hosts, read_pcap, switch, udp, wait_for
@@ -284,6 +287,53 @@ def test_interfaces_may_go_down_and_vanish_and_come_back() -> None:
         assert into.take(1) == [back]
         into.send(frame)
         assert again.take(1) == [frame]
+
+
+@in_own_network
+def test_a_port_whose_frames_wait_for_the_kernel_sends_them_after_its_link_was_down() -> None:
+    """What the kernel did not take before the link went down leaves once the kernel takes frames again."""
+    make_hosts()
+    sh("ip link set s2 down && ip link set s2 name u2 && ip link set u2 up")
+    sh("ip link add s2 link u2 type macvlan mode passthru && ip link set s2 up")  # goes down, and keeps u2's frames
+    sh("tc qdisc add dev u2 root tbf rate 8kbit burst 3000 limit 3000000")
+    into, texts = Tap("h1"), list[str]()
+
+    def heard(event: Event) -> None:
+        if event.kind is EventKind.LOG:
+            texts.append(event.data.decode())
+
+    with switch(on_event=heard) as process:
+        for _ in range(600):
+            into.send(_to_port_2(bytes(1400)))
+        wait_for(lambda: process.ports()[0].received == 600 and process.ports()[1].waiting > 0)
+        sh("ip link set s2 down")
+        wait_for(lambda: "port 2 (s2) is down" in texts)
+        sh("ip link set s2 up")
+        wait_for(lambda: "port 2 (s2) is up" in texts)
+        sh("tc qdisc del dev u2 root")  # with what is in it
+        wait_for(lambda: process.ports()[1].waiting == 0)
+
+
+@in_own_network
+@pytest.mark.parametrize("frames", [0, 300])
+def test_a_port_receives_from_an_interface_that_was_replaced_before_it_looked(frames: int) -> None:
+    """The socket of the new interface is watched, whether a change of links or a flush is the first to notice."""
+    make_hosts()
+    into = Tap("h1")
+    with mock.patch.object(watchdog, "SILENCES", 10**9), switch() as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        for _ in range(frames):
+            into.send(_to_port_2(b"to a port that is gone"))
+        sh("ip link del s2 && ip link add s2 type veth peer name eth0 netns h2 && ip link set s2 up")
+        sh("ip netns exec h2 ip link set eth0 up")
+        os.kill(process.pid, signal.SIGCONT)
+        out = Tap("h2")
+
+        def hears() -> bool:
+            out.send(_to_port_2(b"from the new one"))
+            return process.ports()[1].received > 0
+
+        wait_for(hears)
 
 
 @in_own_network

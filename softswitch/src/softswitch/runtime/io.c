@@ -96,11 +96,15 @@ void ss_io_tell_port(ss_io *io, ss_port *p) {
     ss_channel_event(&io->channel, SS_EVENT_PORT, p->number, io->now_us, &up, 1);
 }
 
+static void watch_port(ss_io *io, const ss_port *p) {
+    ss_io_watch(io, p->fd, p->number, p->tx == SS_TX_WAIT_WRITABLE ? EPOLLIN | EPOLLOUT : EPOLLIN);
+}
+
 static void refresh(ss_io *io, ss_port *p) {
     bool changed = ss_port_refresh(p);
     ss_io_tell_port(io, p); /* a flush may have seen it before us */
+    if (p->fd >= 0 && p->started) watch_port(io, p); /* the socket may be a new one with the number of the old one */
     if (!changed) return;
-    if (p->fd >= 0 && p->started) ss_io_watch(io, p->fd, p->number, EPOLLIN);
     ss_io_tell(io, "port %u (%s) is %s", p->number, p->name, p->fd < 0 ? "gone" : p->up ? "up" : "down");
 }
 
@@ -112,8 +116,7 @@ static void flush(ss_io *io, ss_port *p) {
         if (fd >= 0) ss_io_tell(io, "port %u (%s) is gone", p->number, p->name);
         return;
     }
-    if ((before == SS_TX_WAIT_WRITABLE) != (p->tx == SS_TX_WAIT_WRITABLE))
-        ss_io_watch(io, p->fd, p->number, p->tx == SS_TX_WAIT_WRITABLE ? EPOLLIN | EPOLLOUT : EPOLLIN);
+    if ((before == SS_TX_WAIT_WRITABLE) != (p->tx == SS_TX_WAIT_WRITABLE)) watch_port(io, p);
 }
 
 static void flush_all(ss_io *io, bool retry) {
