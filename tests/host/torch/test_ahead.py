@@ -295,13 +295,13 @@ def test_a_failed_operation_is_over_whatever_its_device_does(monkeypatch: pytest
 def test_a_device_has_the_communicators_time_out_to_copy_out() -> None:
     """Not torch's, which is longer here: ``Options(timeout=)`` and the environment count."""
 
-    read = threading.Barrier(2)
+    both = threading.Barrier(2)
 
     def rank(group: NetfoldGroup, device: LateDevice) -> str:
         device.failure = RuntimeError("it never copies out")
         group.allreduce([torch.ones(3)]).get_future_result().wait()
         problem = group.communicator.problem
-        read.wait(SECONDS)  # an abort ends the other one, too
+        both.wait(SECONDS)  # an abort ends the other one, too
         group.abort()
         return str(problem)
 
