@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from netfold.controller.switch import credentials
 from netfold.fabric.graph import Fabric, FabricError
+from netfold.rpc import channel
 from netfold.rpc.certificates import Certificates, TlsError, is_local
 
 log = logging.getLogger("netfold.controller")
@@ -64,6 +65,16 @@ def certificates(fabric: Fabric) -> Certificates | None:
     except TlsError as error:
         raise FabricError(str(error)) from error
     return found
+
+
+def check_client(fabric: Fabric, address: str) -> None:
+    """Raises FabricError where the job service is TLS, and this process cannot be its client at an address."""
+    if fabric.certificate is None:
+        return
+    try:
+        channel.check_client(address, shows=fabric.client_ca is not None)
+    except TlsError as error:
+        raise FabricError(str(error)) from error
 
 
 @contextlib.contextmanager

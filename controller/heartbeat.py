@@ -10,8 +10,9 @@ Two signs of life, at the address where it serves jobs:
 
 A controller that has proven itself once hangs when for SILENCE seconds no connection has been greeted and no question
 answered, or no question for HELD, though its address takes connections.  An address that takes none has no process
-behind it, if the machine says so; where nothing is heard of the machine, nothing is known.  After a standstill of this
-process itself, nobody counts as hung until both have had time to come.
+behind it, if the machine says so; where nothing is heard of the machine, nothing is known.  Nor is anything known of a
+process that greets nobody, but answers, if only by a TLS alert: it runs, and this one cannot ask it.  After a
+standstill of this process itself, nobody counts as hung until both have had time to come.
 """
 
 from __future__ import annotations
@@ -45,9 +46,11 @@ HELD: Final = 120.0
 """Seconds without an answer after which the event loop hangs: far more than any work in it, on a busy machine too."""
 ANSWER: Final = HELD / 4
 """Seconds for one answer: a question that is lost on its way must not use up all of HELD."""
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""The first bytes of an HTTP/2 client (RFC 9113, section 3.4), which TLS takes for a broken greeting."""
 
 Health = Literal["unknown", "alive", "hung", "gone"]
-Greeting = Literal["greeted", "silent", "refused", "unreachable"]
+Greeting = Literal["greeted", "answered", "silent", "refused", "unreachable"]
 
 
 def proof(key: bytes, nonce: str) -> str:
@@ -101,7 +104,7 @@ class Heartbeat:
         switches have the fabric's election ids.
         """
         now = self._clock()
-        if self._last == "unreachable":
+        if self._last in ("answered", "unreachable"):
             return "unknown"
         if not self._was_proven:
             silent = self._last == "silent" and now > self._greeted + SILENCE
@@ -121,8 +124,11 @@ class Heartbeat:
     async def _greetings(self) -> None:
         while True:
             self._last = await self._greet()
-            if self._last == "greeted":
+            if self._last in ("greeted", "answered"):
                 self._greeted = self._clock()
+            if self._last == "answered":  # nor could it be asked
+                self._proven = self._greeted
+                self._warn(f"{self._address} answers, but does not greet this process.{channel.hint(self._address)}")
             self._on_change()
             await self._sleep(INTERVAL)
 
@@ -159,14 +165,10 @@ class Heartbeat:
 
 
 async def greeting(address: str) -> Greeting:
-    """How an address takes a new connection: something greets, takes it and is silent, the machine refuses it, or
-    nothing is heard."""
-    try:
-        opened = channel.aio_channel(address)
-    except TlsError:  # of this process, which says nothing of the other one
-        return "unreachable"
-    with contextlib.suppress(TimeoutError, grpc.RpcError):
-        async with asyncio.timeout(GREETING), opened:
+    """How an address takes a new connection: something greets, answers otherwise, takes it and is silent, the machine
+    refuses it, or nothing is heard."""
+    with contextlib.suppress(TimeoutError, TlsError, grpc.RpcError):
+        async with asyncio.timeout(GREETING), channel.aio_channel(address) as opened:
             await opened.channel_ready()
             return "greeted"
-    return await reach.takes(address)
+    return await reach.answers(address, PREFACE, GREETING)

@@ -66,6 +66,7 @@ class Standby:
         """The fabric as this controller serves it."""
         # now, rather than when it is needed
         exposure.certificates(self.fabric)
+        exposure.check_client(self.fabric, fabric.jobs)
         callers = Callers(self.fabric)
         callers.load()
         exposure.check(self.fabric, token=callers.exist, insecure=insecure)

@@ -43,6 +43,22 @@ def check(address: str, *, token: bool) -> None:
                    f"controller's, or {INSECURE_VARIABLE}=1 where everybody on the way is trusted")
 
 
+def check_client(address: str, *, shows: bool) -> None:
+    """Raises TlsError where the environment makes no TLS client of this address.
+
+    shows  whether the other side asks for a certificate
+    """
+    wanted = {CA_VARIABLE: "certificates that sign the controller's"}
+    if shows:
+        wanted |= {CERTIFICATE_VARIABLE: "a certificate for this process, which fabric.client_ca signs",
+                   KEY_VARIABLE: "its private key"}
+    missing = [f"{name} ({what})" for name, what in wanted.items() if not os.environ.get(name)]
+    if missing and not address.startswith("unix:"):
+        raise TlsError(f"the controller at {address} speaks TLS, with this process as its client: set "
+                       f"{' and '.join(missing)}")
+    _credentials(address)
+
+
 def channel(address: str) -> grpc.Channel:
     """A gRPC channel to a controller at "host:port" or "unix:/path".  Raises TlsError."""
     credentials = _credentials(address)

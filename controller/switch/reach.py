@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits until a switch listens, by plain connections: gRPC waits 100 ms and more between its attempts, and jobs stand
-still for a leaf that starts."""
+"""How an address takes plain connections.  gRPC waits 100 ms and more between its attempts to connect, and jobs stand
+still for a leaf that starts; and it does not tell a process that is silent from one whose TLS is another."""
 
 from __future__ import annotations
 
@@ -25,19 +25,48 @@ async def listens(address: str) -> bool:
 async def takes(address: str) -> Literal["silent", "refused", "unreachable"]:
     """How ``unix:PATH`` or ``HOST:PORT`` takes a connection now: it is accepted, in silence, the machine says that
     nobody listens, or nothing is heard."""
+    opened = await _connected(address)
+    if isinstance(opened, str):
+        return opened
+    opened[1].close()
+    return "silent"
+
+
+async def answers(
+    address: str, said: bytes, timeout: float
+) -> Literal["answered", "silent", "refused", "unreachable"]:
+    """The same, where these bytes are said first: whoever says anything within ``timeout`` seconds, or closes the
+    connection, has answered."""
+    opened = await _connected(address)
+    if isinstance(opened, str):
+        return opened
+    reader, writer = opened
+    try:
+        writer.write(said)
+        async with asyncio.timeout(timeout):
+            await reader.read(1)
+    except ConnectionError:
+        return "answered"
+    except OSError:  # TimeoutError is one
+        return "silent"
+    finally:
+        writer.close()
+    return "answered"
+
+
+async def _connected(
+    address: str
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | Literal["refused", "unreachable"]:
     try:
         async with asyncio.timeout(PATIENCE):
             if address.startswith("unix:"):
-                _, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
-            else:
-                host, _, port = address.rpartition(":")
-                _, writer = await asyncio.open_connection(host.removeprefix("[").removesuffix("]"), int(port))
+                return await asyncio.open_unix_connection(address.removeprefix("unix:"))
+            host, _, port = address.rpartition(":")
+            return await asyncio.open_connection(host.removeprefix("[").removesuffix("]"), int(port))
     except (ConnectionRefusedError, FileNotFoundError):
         return "refused"
     except OSError:  # TimeoutError is one
         return "unreachable"
-    writer.close()
-    return "silent"
 
 
 async def until_listening(address: str) -> None:

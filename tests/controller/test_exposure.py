@@ -27,6 +27,7 @@ from netfold.controller.web.serve import Web
 from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric, FabricError
+from netfold.rpc import channel
 from netfold.rpc.certificates import Certificates, is_local
 from netfold.wire.operator import SERVICE, AskStatus
 from softswitch.runtime import connections
@@ -121,6 +122,30 @@ def test_an_exposed_standby_does_not_wait_for_its_day(tmp_path: Path) -> None:
     (said,) = exposure.unprotected(fabric, token=False)
     assert said.startswith("fabric.standby: other machines may reach 10.0.0.9:50050")
     Standby(fabric, insecure=True)
+
+
+def test_a_standby_that_is_no_client_of_the_first_controller_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names the variables without which it cannot ask whether the controller hangs."""
+    for name in (channel.CA_VARIABLE, channel.CERTIFICATE_VARIABLE, channel.KEY_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    authority = Authority(tmp_path)
+    certificate, key = map(str, authority.issue("controller"))
+    fabric = lab(tmp_path, jobs="127.0.0.1:50050", standby="127.0.0.1:50051", certificate=certificate, key=key)
+    asking = msgspec.structs.replace(fabric, client_ca=str(authority.certificate))
+    with pytest.raises(FabricError, match=r"127\.0\.0\.1:50050 speaks TLS.*set NETFOLD_CA \(certificates that sign"):
+        Standby(fabric)
+    monkeypatch.setenv(channel.CA_VARIABLE, str(authority.certificate))
+    Standby(fabric)
+    with pytest.raises(FabricError, match=r"set NETFOLD_CERT \(.*\) and NETFOLD_KEY"):
+        Standby(asking)
+    monkeypatch.setenv(channel.CERTIFICATE_VARIABLE, certificate)
+    monkeypatch.setenv(channel.KEY_VARIABLE, str(tmp_path / "none.key"))
+    with pytest.raises(FabricError, match=r"NETFOLD_KEY=.*: cannot read .*none\.key"):
+        Standby(asking)
+    monkeypatch.setenv(channel.KEY_VARIABLE, key)
+    Standby(asking)
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -14,10 +16,11 @@ from netfold.controller import heartbeat
 from netfold.controller.heartbeat import HELD, SILENCE, Greeting, Health, Heartbeat, greeting, proof
 from netfold.controller.jobs.standstill import RECENT
 from netfold.controller.switch import reach
-from netfold.rpc import rpc
-from netfold.rpc.certificates import TlsError
+from netfold.rpc import channel, rpc
+from netfold.rpc.certificates import Certificates
 from netfold.wire.operator import Beat
-from support.control.controller import run
+from support.control.controller import BOUND, run
+from switch_support.certificates import Authority
 
 
 class Watched:
@@ -135,16 +138,46 @@ def test_a_controller_that_cannot_prove_itself_is_told_once(
     assert max(limits) <= HELD / 4, "one lost question is no hang"
 
 
-async def test_a_fault_of_the_standbys_own_tls_says_nothing_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its address may take connections."""
+def test_a_process_that_answers_without_a_greeting_does_not_hang(caplog: pytest.LogCaptureFixture) -> None:
+    """It says something, if only that it does not understand, and the log has that once; silence after it counts from
+    then on."""
+    run(seen(("greeted", True, 1, "alive"), ("answered", False, 2 * HELD, "unknown"),
+             ("silent", False, SILENCE - 1, "alive"), ("silent", False, 2, "hung"), claimed=True))
+    run(seen(("answered", False, 60, "unknown"), claimed=True))
+    assert [record.args for record in caplog.records] == [("unix:/none answers, but does not greet this process.",)] * 2
 
-    def faulty(address: str) -> grpc.aio.Channel:
-        raise TlsError(address)
 
-    monkeypatch.setattr(heartbeat.channel, "aio_channel", faulty)
-    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-    async with server:
-        assert await greeting(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") == "unreachable"
+@contextlib.asynccontextmanager
+async def tls_server(certificates: Certificates) -> AsyncIterator[str]:
+    """The address of a gRPC server, as a controller's is."""
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    port = server.add_secure_port("127.0.0.1:0", certificates.server())
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.parametrize("lacks", ["no NETFOLD_CA", "another CA", "no file", "no NETFOLD_CERT"])
+async def test_a_controller_whose_tls_this_process_does_not_speak_is_not_hung(
+    lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers each connection, by an alert or an end: that this process is no client of it is not its fault."""
+    authority, other = Authority(tmp_path), Authority(tmp_path, "other")
+    certificate, key = map(str, authority.issue("controller"))
+    for name in (channel.CA_VARIABLE, channel.CERTIFICATE_VARIABLE, channel.KEY_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    ours = {"another CA": other.certificate, "no file": tmp_path / "none", "no NETFOLD_CERT": authority.certificate}
+    if lacks in ours:
+        monkeypatch.setenv(channel.CA_VARIABLE, str(ours[lacks]))
+    monkeypatch.setattr(heartbeat, "GREETING", 0.1)  # which never comes; the answer may take long
+    monkeypatch.setattr(reach, "PATIENCE", BOUND)
+    answers = reach.answers
+    monkeypatch.setattr(reach, "answers", lambda address, said, _: answers(address, said, BOUND))
+    client_ca = str(authority.certificate) if lacks == "no NETFOLD_CERT" else None
+    async with tls_server(Certificates("fabric.certificate", client_ca, certificate, key)) as address:
+        assert await greeting(address) == "answered"
 
 
 def test_an_address_that_refuses_has_nobody_and_one_that_is_cut_off_says_nothing() -> None:
@@ -219,3 +252,4 @@ async def test_an_address_whose_queue_of_connections_is_full_is_silent(tmp_path:
         still.listen(0)
         first.connect(f"{tmp_path}/still.sock")
         assert await reach.takes(f"unix:{tmp_path}/still.sock") == "silent"
+        assert await reach.answers(f"unix:{tmp_path}/still.sock", b"hello", 0.1) == "silent"
