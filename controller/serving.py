@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import grpc
 
 from netfold.controller import client, exposure
+from netfold.controller.switch import reach
 from netfold.fabric.graph import Fabric
 from netfold.rpc import rpc
 from netfold.rpc.certificates import Certificates
@@ -47,19 +48,24 @@ class StartError(Exception):
 
 
 async def check_unused(address: str, *, token: str) -> None:
-    """Raises StartError where a controller answers at an address already: gRPC would take over another process's unix
-    socket without a word.
+    """Raises StartError where a controller answers at a unix socket already, which gRPC would take over without a word,
+    or anything listens at a ``host:port``: what cannot serve must not have claimed the switches before it finds out.
 
     token  an operator's, where callers need one
     """
+    if await (_answers(address, token) if address.startswith("unix:") else reach.listens(address)):
+        raise StartError(f"a controller, or another program, is running at {address} already: stop it, or give this "
+                         "fabric another address (fabric.jobs)")
+
+
+async def _answers(address: str, token: str) -> bool:
     try:
         await client.status(address, timeout=CHECK_TIMEOUT, token=token)
     except rpc.CallRefused:
-        pass
+        return True
     except rpc.Unreachable:
-        return
-    raise StartError(f"a controller is running at {address} already: stop it, or give this fabric another address "
-                     "(fabric.jobs)")
+        return False
+    return True
 
 
 class JobServer(NamedTuple):

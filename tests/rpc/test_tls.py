@@ -12,9 +12,11 @@ import pytest
 
 from netfold.controller import client
 from netfold.controller.controller import Controller
+from netfold.controller.serving import StartError
+from netfold.controller.switch import reach
 from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import leafspine
-from netfold.fabric.graph import Fabric, FabricError
+from netfold.fabric.graph import Fabric, FabricError, Switch
 from netfold.host.client.controller_channel import ControllerChannel
 from netfold.host.client.jobs import JobClient
 from netfold.host.errors import JoinRefused
@@ -22,7 +24,7 @@ from netfold.rpc import channel as tls
 from netfold.rpc.rpc import Unreachable
 from netfold.wire.jobs import SERVICE, Join
 from netfold.wire.plan import Plan
-from support.control.controller import BOUND, MemorySwitch, run
+from support.control.controller import BOUND, MemorySession, MemorySwitch, run
 from switch_support.addresses import free_port
 from switch_support.certificates import Authority
 
@@ -67,6 +69,29 @@ async def test_who_trusts_the_certificate_is_served(tmp_path: Path, monkeypatch:
         monkeypatch.delenv(tls.CA_VARIABLE)
         with pytest.raises(Unreachable, match="set NETFOLD_CA"):
             await client.status(fabric.jobs, timeout=2)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_a_second_controller_claims_no_switch(
+    trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds that the first one listens, whether it could speak TLS with it or not."""
+    monkeypatch.setattr(reach, "PATIENCE", BOUND)
+    monkeypatch.delenv(tls.CA_VARIABLE, raising=False)
+    fabric = tls_fabric(tmp_path)
+    if trusted:
+        monkeypatch.setenv(tls.CA_VARIABLE, str(tmp_path / "controller-authority.pem"))
+    claimed: list[str] = []
+
+    async def claim(switch: Switch) -> MemorySession:
+        claimed.append(switch.name)
+        return await MemorySwitch(switch.name).connect()
+
+    async with controller(fabric):
+        with pytest.raises(StartError, match=rf"is running at {fabric.jobs} already: stop it"):
+            async with Controller(fabric, connect=claim, start_timeout=BOUND):
+                pass
+    assert not claimed
 
 
 async def test_a_key_of_another_certificate_is_an_error_at_the_start(
