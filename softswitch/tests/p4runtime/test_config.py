@@ -20,10 +20,12 @@ from google.protobuf import text_format
 from cbuild import cc
 from softswitch.compiler import confined
 from softswitch.compiler.driver import Program, compile_source
-from softswitch.p4runtime.program import Compiler
+from softswitch.p4runtime import crashes
+from softswitch.p4runtime.program import Built, Compiler
 from softswitch.p4runtime.server import Server
 from switch_support.client import DELETE, INSERT, MODIFY, TIMEOUT, Client, Stream, code_of, serving
 from switch_support.p4 import basic
+from switch_support.switch import probe_builder, probe_config, probe_p4info
 
 Set = p4r.SetForwardingPipelineConfigRequest
 QUICK = ("-O0",)
@@ -246,6 +248,29 @@ def test_reconcile_drops_tables_and_value_sets_that_nobody_wrote(
         client.write((MODIFY, entity))  # as it was
     client.push(config(plain), Set.RECONCILE_AND_COMMIT)
     assert client.read(p4r.Entity(table_entry=p4r.TableEntry())) == [row(plain, 1, 2)]
+
+
+def test_a_program_whose_process_does_not_start_leaves_the_running_one_and_all_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The push alone fails: the old process lives, and its controllers hear nothing of a death."""
+    monkeypatch.setattr(crashes, "WAITS", (0.0,))
+    built = [probe_builder(b""), Built(Path("/bin/false"), probe_p4info())]
+    with serving(builder=lambda _: built[0]) as (server, address), Client(address) as client:
+        primary, backup = client.become_primary(5), client.stream()
+        backup.arbitrate(1)
+        assert backup.status() == (6, 5)
+        client.push(probe_config())
+        pid = server.pid
+        built.pop(0)
+        for action in (Set.VERIFY_AND_COMMIT, Set.RECONCILE_AND_COMMIT) * 2:
+            error = refused(client, probe_config(), action)
+            assert code_of(error) is grpc.StatusCode.INTERNAL
+            assert "did not start" in str(error.details())
+        assert server.pid == pid
+        for stream in (primary, backup):
+            stream.send(p4r.StreamMessageRequest())
+            assert stream.next().HasField("error")
 
 
 def test_finsy_drives_a_switch_from_source(plain: Program, tmp_path: Path) -> None:

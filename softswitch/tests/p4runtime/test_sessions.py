@@ -14,8 +14,9 @@ import pytest
 from finsy.proto import p4r
 from google.protobuf.struct_pb2 import Struct
 
-from softswitch.engine.errors import FailedPrecondition
+from softswitch.engine.errors import FailedPrecondition, Unavailable
 from softswitch.p4runtime import crashes
+from softswitch.p4runtime import server as server_module
 from softswitch.p4runtime.listening import ListenError
 from softswitch.p4runtime.process import Port, Settings
 from softswitch.p4runtime.program import Built, build_executable
@@ -24,7 +25,7 @@ from switch_support.client import INSERT, MODIFY, TIMEOUT, Client, Stream, code_
 from switch_support.namespace import in_own_network, sh
 from switch_support.ports import wait_for
 from switch_support.probe import Op, Probe
-from switch_support.switch import PROBE, probe_config, probe_p4info
+from switch_support.switch import PROBE, probe_builder, probe_config, probe_p4info
 
 OK, NOT_FOUND, EXISTS = 0, 5, 6
 COUNTER = p4r.Entity(counter_entry=p4r.CounterEntry(counter_id=0x12000001, index=p4r.Index(index=0)))
@@ -289,6 +290,25 @@ def test_the_program_of_the_command_line_is_started_again_by_the_server() -> Non
         wait_for(lambda: _pid(server) not in (None, pid))
         client.become_primary(2)
         assert client.read(COUNTER)
+
+
+def test_the_server_tries_until_the_program_of_the_command_line_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever keeps its process from starting, as a missing interface, may be over the next time."""
+    monkeypatch.setattr(crashes, "WAITS", (0.0,))
+    monkeypatch.setattr(server_module, "RESTART_WITHIN", 0.0)
+    builds = iter([probe_builder(b""), Built(Path("/bin/false"), probe_p4info()), Unavailable("not now")])
+
+    def build(_: bytes) -> Built:
+        built = next(builds, probe_builder(b""))
+        if isinstance(built, Exception):
+            raise built
+        return built
+
+    with serving(builder=build) as (server, _):
+        server.push(probe_config())
+        pid = server.pid
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: _pid(server) not in (None, pid))
 
 
 def _pid(server: Server) -> int | None:

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
 import socket
+import termios
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -17,9 +20,10 @@ import pytest
 from softswitch.engine.entities import Event, EventKind
 from softswitch.engine.errors import AlreadyExists, NotFound, OutOfRange
 from softswitch.p4runtime import watchdog
-from softswitch.p4runtime.process import Limit, Port
+from softswitch.p4runtime.process import Limit, Port, Settings, SwitchProcess
 from switch_support.namespace import in_own_network, inside, sh
 from switch_support.ports import BOUND, IP, IP6, Tap, make_hosts, read_pcap, switch, udp, wait_for
+from switch_support.switch import probe_executable
 
 SEGMENT = 1058
 
@@ -334,6 +338,32 @@ def test_a_port_receives_from_an_interface_that_was_replaced_before_it_looked(fr
             return process.ports()[1].received > 0
 
         wait_for(hears)
+
+
+@in_own_network
+def test_ports_start_without_an_interface_that_has_vanished_until_it_is_back() -> None:
+    """A program that takes over does not fail by it, as the old one is gone by then."""
+    make_hosts()
+    process = SwitchProcess(probe_executable(), Settings((Port(1, "s1"), Port(2, "s2"))))
+    sock = process.engine._channel._transport._sock
+    try:
+        with mock.patch.object(watchdog, "SILENCES", 10**9), ThreadPoolExecutor(1) as pool:
+            os.kill(process.pid, signal.SIGSTOP)  # so that it hears of the start first
+            started = pool.submit(process.start)
+            wait_for(lambda: any(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4))))
+            sh("ip link del s2")
+            os.kill(process.pid, signal.SIGCONT)
+            started.result(BOUND)
+        wait_for(lambda: not process.ports()[1].up)
+        assert [port.up for port in process.ports()] == [True, False]
+        sh("ip link add s2 type veth peer name eth0 netns h2 && ip link set s2 up")
+        sh("ip netns exec h2 ip link set eth0 up")
+        wait_for(lambda: process.ports()[1].up)
+        out = Tap("h2")
+        out.send(_to_port_2(b"back"))
+        assert out.take(1) == [_to_port_2(b"back")]
+    finally:
+        process.close()
 
 
 @in_own_network

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from finsy.proto import p4r
 
 from softswitch.engine.entities import Event
-from softswitch.engine.errors import EngineError, FailedPrecondition, InvalidArgument
+from softswitch.engine.errors import EngineError, FailedPrecondition, Internal, InvalidArgument
 from softswitch.p4runtime import entities
 from softswitch.p4runtime.context import Context
 from softswitch.p4runtime.crashes import Crashes
@@ -169,11 +169,16 @@ class Configuration:
 
         def death(why: str) -> None:
             self._crashes.died(built.executable, time.monotonic() - began, why)
-            self._listener.on_death(why)
+            if made and made[0] is self._running:
+                self._listener.on_death(why)
 
-        process = SwitchProcess(
-            built.executable, self._settings, on_event=event, on_death=death, description=built.trace
-        )
+        try:
+            process = SwitchProcess(
+                built.executable, self._settings, on_event=event, on_death=death, description=built.trace
+            )
+        except EngineError as error:
+            self._crashes.died(built.executable, 0.0, str(error))
+            raise
         try:
             digests = Digests(self._listener.on_digest)
             schema = Schema(built.p4info, process.engine, json=built.json, interfaces=self._interfaces)
@@ -189,15 +194,13 @@ class Configuration:
         self._switch_over(self._prepare(config, built))
 
     def _switch_over(self, new: Pipeline) -> None:
-        old, self._running = self._running, None
+        if new.process.death is not None:
+            new.close()
+            raise Internal(new.process.death)
+        old, self._running = self._running, new
         if old is not None:
             old.close()
-        try:
-            new.process.start()
-        except EngineError:
-            new.close()
-            raise
-        self._running = new
+        new.process.start()
 
     def _reconcile(self, config: p4r.ForwardingPipelineConfig) -> None:
         """Keeps entries and counts: the same program continues, another one gets all state that it has objects for."""

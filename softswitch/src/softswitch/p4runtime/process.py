@@ -7,8 +7,8 @@
     process.close()
 
 When the native process ends by itself, `death` has the reason (signal, and the frame that was in the pipeline), which
-is logged as well; `on_death` is called once, and every engine call raises Internal. One that lives but gives no sign of
-life (watchdog.py) is ended, which counts as a death of its own.
+is logged as well; `on_death` is called once, and every engine call raises Internal. Where it does not start, only the
+constructor says so. One that gives no sign of life (watchdog.py) is ended, which counts as a death of its own.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class SwitchProcess:
         cannot start: a missing interface, no permission..."""
         self.death: str | None = None
         self._hung: str | None = None
-        self._on_death = on_death
+        self._on_death: Callable[[str], None] | None = None  # until it has started
         self._closing = False
         self._said: deque[str] = deque(maxlen=50)
         ours, theirs = socket.socketpair()
@@ -217,6 +217,7 @@ class SwitchProcess:
             ours.close()
             self._stop()
             raise
+        self._on_death = on_death
         Watchdog(self._child.pid, transport.answers, self._end_hung)
 
     @property

@@ -33,7 +33,6 @@ from softswitch.engine.errors import (
     InvalidArgument,
     NotFound,
     PermissionDenied,
-    Unavailable,
     Unimplemented,
 )
 from softswitch.p4runtime import entities, listening, notices, packet_io, tables
@@ -62,6 +61,9 @@ MAX_STREAMS = 32
 """Most controllers at the same time; each needs a thread."""
 GUEST_STREAMS = 8
 """Most streams of clients that may not be primary."""
+
+RESTART_WITHIN = 1.0
+"""Least seconds between two attempts to start the program of the command line again."""
 
 READ_CHUNK = 512
 """Entities in one ReadResponse."""
@@ -248,18 +250,19 @@ class Server(p4r_grpc.P4RuntimeServicer):
             threading.Thread(target=self._restart, daemon=True, name="softswitch-restart").start()
 
     def _restart(self) -> None:
-        """Starts the program of the command line again after its process has died, as soon as crashes.py allows."""
-        while not self._closed.wait(self._configuration.wait_to_restart()):
+        """Starts the program of the command line again after its process has died, as soon as crashes.py allows, and
+        until it runs."""
+        wait = 0.0
+        while not self._closed.wait(max(wait, self._configuration.wait_to_restart())):
             with self._writing:
                 if self._own is None or self._configuration.runs():  # a controller was quicker
                     return
                 try:
                     self._configuration.apply(_Set.VERIFY_AND_COMMIT, self._own)
-                except Unavailable:
-                    continue
                 except EngineError as error:
+                    wait = RESTART_WITHIN
                     log.critical("the program could not be started again: %s", error)
-                    return
+                    continue
             log.warning("the program was started again, with empty tables")
             return
 

@@ -102,7 +102,7 @@ static void watch_port(ss_io *io, const ss_port *p) {
 
 static void refresh(ss_io *io, ss_port *p) {
     bool changed = ss_port_refresh(p);
-    ss_io_tell_port(io, p); /* a flush may have seen it before us */
+    ss_io_tell_port(io, p);                          /* a flush may have seen it before us */
     if (p->fd >= 0 && p->started) watch_port(io, p); /* the socket may be a new one with the number of the old one */
     if (!changed) return;
     ss_io_tell(io, "port %u (%s) is %s", p->number, p->name, p->fd < 0 ? "gone" : p->up ? "up" : "down");

@@ -50,6 +50,13 @@ static size_t limit_queue(ss_io *io, const uint8_t *body, size_t n, uint8_t *rep
     return reply_with(reply, SS_OK, 0);
 }
 
+/* One whose interface has vanished receives when it comes back. */
+static void start_port(ss_io *io, ss_port *p) {
+    const char *why;
+    if (!ss_port_start(p, &why)) ss_io_tell(io, "port %u: cannot receive from %s: %s", p->number, p->name, why);
+    if (p->fd >= 0) ss_io_watch(io, p->fd, p->number, EPOLLIN);
+}
+
 static size_t add_port(ss_io *io, const uint8_t *body, size_t n, uint8_t *reply, size_t cap) {
     uint32_t number;
     char name[IFNAMSIZ] = {0};
@@ -64,9 +71,7 @@ static size_t add_port(ss_io *io, const uint8_t *body, size_t n, uint8_t *reply,
     ss_port *p = ss_port_open(number, name, &io->port_options, &why);
     if (!p) return refuse_with(reply, cap, SS_NOT_FOUND, "port %u: %s: %s", number, name, why);
     ss_io_add_port(io, p);
-    if (io->started && !ss_port_start(p, &why))
-        ss_io_tell(io, "port %u: cannot receive from %s: %s", number, name, why);
-    if (io->started && p->fd >= 0) ss_io_watch(io, p->fd, p->number, EPOLLIN);
+    if (io->started) start_port(io, p);
     ss_io_tell_port(io, p);
     return reply_with(reply, SS_OK, 0);
 }
@@ -87,13 +92,7 @@ static size_t start_ports(ss_io *io, uint8_t *reply, size_t cap) {
     io->started = true;
     for (uint32_t i = 0; i < io->n_ports; i++) {
         ss_port *p = io->ports[io->numbers[i]];
-        const char *why;
-        if (!ss_port_start(p, &why)) {
-            int n =
-                snprintf((char *)reply + 6, cap - 6, "port %u: cannot receive from %s: %s", p->number, p->name, why);
-            return reply_with(reply, SS_INTERNAL, (size_t)n);
-        }
-        if (p->fd >= 0) ss_io_watch(io, p->fd, p->number, EPOLLIN);
+        start_port(io, p);
         ss_io_tell_port(io, p);
     }
     return reply_with(reply, SS_OK, 0);
