@@ -298,10 +298,7 @@ class Communicator(Group):
 
     def abort(self, why: str = "the program gave it up") -> None:
         """Ends operations under way with Aborted within a tenth of a second; later ones raise it too.  Any thread may
-        call it.  ``close`` then returns soon.  Raises NotImplementedError with several rails."""
-        if self._parts.rails is not None:
-            raise NotImplementedError(f"{self._parts.sequencer.me}: several rails cannot be aborted; close() waits for "
-                                      "what is under way")
+        call it.  ``close`` then returns soon, and ends the operations of the other ranks, if nothing did before."""
         error = Aborted(f"{self._parts.sequencer.me}: aborted: {why}")
         self._parts.sequencer.fail(error)
         self._parts.dispatch.interrupt(error)

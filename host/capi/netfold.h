@@ -137,7 +137,8 @@ netfold_status netfold_test(netfold_request *request, int *done);
 /* Wait for the request's end, and free it in any case.  Returns how it ended. */
 netfold_status netfold_wait(netfold_request *request);
 
-/* End what is under way, on this rank and the others, with an error that has these words.  From any thread. */
+/* End what is under way with an error that has these words, from any thread.  On the other ranks it ends when this one
+ * leaves, or sooner. */
 netfold_status netfold_abort(netfold_comm *comm, const char *why);
 
 /* Leave the job, or end the use of a group, and free comm in any case.  A rank that ends without is a lost one. */

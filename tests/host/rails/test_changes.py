@@ -15,13 +15,14 @@ import pytest
 from netfold.host.api.communicator import Communicator
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.membership import Membership
-from netfold.host.errors import Closed, JoinRefused, PeerLost, RailDown
+from netfold.host.errors import Aborted, Closed, JoinRefused, PeerLost, RailDown
 from netfold.host.opening.planes import RailSpec
 from netfold.host.rails import joining
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.open_rail import OpenRail
 from netfold.wire.plan import Plan
 from support.hosts.controlled_planes import Controlled, Killed, at_once, controlled_job, controlled_planes
+from support.hosts.loopback_rails import even, loopback_rails
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.slow]
 PATIENCE = 10.0
@@ -295,3 +296,23 @@ def test_a_rank_with_other_rails_is_refused_by_name(planes: Controlled) -> None:
 
     assert at_once([lambda: grows(comms[0], 0), lambda: grows(comms[1], 1), comes]) == [parts(0, 1)] * 2 + [None]
     at_once([comm.close for comm in comms])
+
+
+# ---- a program that gives up -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("elements", "carrying"), [(8, 1), (LONG, 2)], ids=["an agreement", "stripes"])
+def test_several_rails_are_aborted_soon(elements: int, carrying: int) -> None:
+    """What waits for another rank ends with the words, as does every later call, long before the timeout; closing waits
+    for nobody."""
+    with loopback_rails(["tcp", "tcp"], 2, timeout=300.0) as comms:
+        at_once([lambda host=host: give(comms[host], host) for host in range(2)])
+        even(comms)
+        rails = comms[0].rails
+        assert rails is not None
+        work = comms[0].iallreduce(np.ones(elements, np.int32))
+        while sum(map(rails._state.carries, rails.live)) != carrying:
+            assert not work.done()
+        comms[0].abort("the test says so")
+        with pytest.raises(Aborted, match="the test says so"):
+            work.wait(60)
+        with pytest.raises(Aborted):
+            comms[0].allreduce(np.ones(3, np.int32))
