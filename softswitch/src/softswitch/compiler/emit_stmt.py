@@ -100,6 +100,15 @@ class StmtEmitter(ExternEmitter):
         if rec.bits % 8:
             where = self.shown or Pos("", 0, 1)
             raise P4Error(where, f"header {rec.p4} has {rec.bits} bits; only whole bytes can be extracted or emitted")
+        self.check_varbits([t for _, t in ir.scalar_fields(rec)])
+
+    def check_varbits(self, fields: Sequence[ir.Type]) -> None:
+        bits = 0
+        for t in fields:
+            if isinstance(t, Varbit) and bits % 8:
+                raise Unsupported(self.shown or Pos("", 0, 1), "a varbit that does not begin at a byte of its header, "
+                                  "or of a list of fields")
+            bits += 0 if isinstance(t, Varbit) else width(t)
 
     def check_room(self, header: ir.LValue, leaves: Sequence[ir.LValue]) -> None:
         """Checks that the header fits: the output has room for what was parsed and SS_MAX_ADDED bytes more."""
