@@ -21,6 +21,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -158,5 +159,5 @@ class Standby:
         return 2 * len(vacant) > len(self._observers)
 
     def _observer(self, switch: Switch, on_change: Callable[[], None]) -> Observer:
-        return Observer(switch.name, switch.grpc, switch.device_id, credentials.of(self.fabric, switch),
+        return Observer(switch.name, switch.grpc, switch.device_id, partial(credentials.of, self.fabric, switch),
                         self._elections[switch.name].looking, on_change)

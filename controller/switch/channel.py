@@ -25,6 +25,14 @@ OPTIONS: Final = (
 )
 
 
+def hint(credentials: grpc.ChannelCredentials | None) -> str:
+    """What to look at where nobody answers, for the end of a message."""
+    if credentials is None:
+        return "If it speaks TLS, set fabric.p4runtime_ca."
+    return ("Does it speak TLS, with a certificate for this name that fabric.p4runtime_ca signs, and does it know who "
+            "signs fabric.p4runtime_certificate?")
+
+
 def opened(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
     """A channel to ``HOST:PORT`` or ``unix:PATH``, with TLS where there are credentials."""
     if credentials is None:

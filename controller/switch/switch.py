@@ -121,7 +121,6 @@ class Session:
         self._children = self._codec.bits(CONTRIBUTION, "children")
         self._election_number = election_id
         self._election = arbitration.message_of(election_id)
-        self._speaks_tls = credentials is not None
         self._channel = channel.opened(address, credentials)
         self._stub: Any = p4r_grpc.P4RuntimeStub(self._channel)
         self._read_raw: Any = self._channel.unary_stream("/p4.v1.P4Runtime/Read", bytes, bytes)
@@ -156,18 +155,12 @@ class Session:
             await session.close()
             raise SwitchError(
                 f"{name}: no P4Runtime server answers at {address} within {timeout:g} s. Is the switch running, does "
-                f"it listen there (--grpc-server-addr), is its device id {device_id}? {session._tls_hint()}"
+                f"it listen there (--grpc-server-addr), is its device id {device_id}? {channel.hint(credentials)}"
             ) from None
         except SwitchError:
             await session.close()
             raise
         return session
-
-    def _tls_hint(self) -> str:
-        if self._speaks_tls:
-            return ("Does it speak TLS, with a certificate for this name that fabric.p4runtime_ca signs, and does it "
-                    "know who signs fabric.p4runtime_certificate?")
-        return "If it speaks TLS, set fabric.p4runtime_ca."
 
     async def __aenter__(self) -> Session:
         return self

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
+import grpc
 import msgspec
 import pytest
 from finsy.proto import p4r, rpc_code
@@ -14,11 +15,15 @@ from finsy.proto import p4r, rpc_code
 from netfold.controller import standby as module
 from netfold.controller.heartbeat import Health, Heartbeat
 from netfold.controller.standby import Standby
+from netfold.controller.switch import observer as observing
 from netfold.controller.switch.election import Elections
 from netfold.controller.switch.observer import Observer
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError, Switch
+from netfold.rpc.certificates import Certificates
 from support.control.controller import BOUND, ScriptedServer, until
+from switch_support.addresses import free_port
+from switch_support.certificates import Authority
 
 KEY = b"k" * 32
 
@@ -27,7 +32,7 @@ class Scripted(Observer):
     """An observer that sees what a test says."""
 
     def __init__(self, switch: Switch, on_change: Callable[[], None]) -> None:
-        super().__init__(switch.name, switch.grpc, switch.device_id, None, lambda: 1, on_change)
+        super().__init__(switch.name, switch.grpc, switch.device_id, lambda: None, lambda: 1, on_change)
 
     async def run(self) -> None:
         """See nothing by itself."""
@@ -251,7 +256,7 @@ async def test_a_switch_says_at_once_what_has_become_of_its_primary(tmp_path: Pa
     server.primary = 2**64 - 1
     running = await server.serve(f"unix:{tmp_path}/s.sock")
     changed = asyncio.Event()
-    observer = Observer("leaf1", f"unix:{tmp_path}/s.sock", 1, None, lambda: 1, changed.set)
+    observer = Observer("leaf1", f"unix:{tmp_path}/s.sock", 1, lambda: None, lambda: 1, changed.set)
     task = asyncio.create_task(observer.run())
     await until(lambda: observer.primary == 2**64 - 1)
     update = p4r.StreamMessageResponse()
@@ -265,3 +270,43 @@ async def test_a_switch_says_at_once_what_has_become_of_its_primary(tmp_path: Pa
     assert observer.last == (seen or 2**64 - 1)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_switch_whose_certificate_was_renewed_is_still_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its files are read for each connection, and again after a while without one; the log says once which switch the
+    standby does not see."""
+    monkeypatch.setattr(observing, "RETRY", 0.01)
+    monkeypatch.setattr(observing, "WAIT", BOUND)
+    before, after, ca = Authority(tmp_path, "before"), Authority(tmp_path, "after"), tmp_path / "ca.pem"
+    ca.write_bytes(before.certificate.read_bytes())
+    fabric = msgspec.structs.replace(
+        leafspine(1, 0, 1, rundir=tmp_path), standby=f"unix:{tmp_path}/standby.sock", p4runtime_ca=str(ca),
+        fabric_key_file=str(tmp_path / "fabric.key"))
+    address = f"127.0.0.1:{free_port()}"
+    fabric = msgspec.structs.replace(
+        fabric, switches=[msgspec.structs.replace(switch, grpc=address) for switch in fabric.switches])
+    (observer,) = Standby(fabric, beats=Beats)._observers
+    server = ScriptedServer()
+    server.primary = 2**64 - 1
+
+    def serve(authority: Authority) -> Coroutine[object, object, grpc.aio.Server]:
+        certificate, key = authority.issue("switch")
+        return server.serve(address, Certificates("", None, str(certificate), str(key)).server())
+
+    running = await serve(before)
+    task = asyncio.create_task(observer.run())
+    await until(lambda: observer.primary == 2**64 - 1)
+    monkeypatch.setattr(observing, "WAIT", 0.1)
+    await running.stop(None)
+    running = await serve(after)
+    await until(lambda: "cannot be watched" in caplog.text)
+    assert observer.primary is None
+    monkeypatch.setattr(observing, "WAIT", BOUND)
+    ca.write_bytes(after.certificate.read_bytes())
+    await until(lambda: observer.primary == 2**64 - 1)
+    assert [record.args[0] for record in caplog.records if "cannot be watched" in record.message] == ["leaf1"]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await running.stop(None)

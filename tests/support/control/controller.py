@@ -191,10 +191,13 @@ class ScriptedServer(p4r_grpc.P4RuntimeServicer):
         self.received: list[p4r.StreamMessageRequest] = []
         self.answers: Callable[[p4r.StreamMessageRequest], list[p4r.StreamMessageResponse]] = lambda request: []
 
-    async def serve(self, address: str) -> grpc.aio.Server:
+    async def serve(self, address: str, tls: grpc.ServerCredentials | None = None) -> grpc.aio.Server:
         server = grpc.aio.server()
         p4r_grpc.add_P4RuntimeServicer_to_server(self, server)
-        server.add_insecure_port(address)
+        if tls is None:
+            server.add_insecure_port(address)
+        else:
+            server.add_secure_port(address, tls)
         await server.start()
         return server
 
