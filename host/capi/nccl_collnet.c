@@ -86,8 +86,12 @@ static ncclResult_t run(struct request *request) {
              netfold_error());
         return result_of(status);
     }
-    if (request->window && request->bytes) memcpy(request->to, request->window + request->from, request->bytes);
-    return ncclSuccess;
+    pthread_mutex_lock(&comm->lock);
+    int closing = comm->closing; /* then the memory may be in other use once closeColl has returned */
+    if (!closing && request->window && request->bytes)
+        memcpy(request->to, request->window + request->from, request->bytes);
+    pthread_mutex_unlock(&comm->lock);
+    return closing ? ncclRemoteError : ncclSuccess;
 }
 
 static void *work(void *argument) {
@@ -198,7 +202,8 @@ static void *end(void *argument) {
     pthread_mutex_unlock(&comm->lock);
     if (busy) {
         WARN("job %s, rank %d: %s", comm->job, comm->rank, EARLY);
-        netfold_abort(comm->joined, EARLY);
+        if (netfold_abort(comm->joined, EARLY) != NETFOLD_OK)
+            WARN("rank %d does not abort job %s: %s", comm->rank, comm->job, netfold_error());
     }
     pthread_join(comm->worker, NULL);
     netfold_status status = netfold_leave(comm->joined);

@@ -121,6 +121,26 @@ def test_a_communicator_is_closed_while_its_request_waits(drive: Drive, monkeypa
     assert aborted == [words]
 
 
+def test_a_sum_that_comes_while_its_communicator_is_closed_is_not_written(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL's memory may be in other use by then; that the job could not be aborted is in NCCL's log."""
+    refused = threading.Event()
+
+    def allreduce(comm: Communicator, send: memoryview, receive: memoryview, *more: Any) -> None:
+        (drive.folder / "waits").touch()
+        assert refused.wait(60)
+        receive[:] = send
+
+    def abort(comm: Communicator, why: str) -> None:
+        refused.set()
+        raise ValueError("not today")
+
+    monkeypatch.setattr(calls, "allreduce", allreduce)
+    monkeypatch.setattr(calls, "abort", abort)
+    assert "rank 0 does not abort job train." in drive("late", ranks=1)
+
+
 def test_a_rank_that_cannot_join_says_why(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     """No communicator, NetFold's words in NCCL's log, and ncclSystemError: NCCL goes on between the hosts."""
     monkeypatch.undo()

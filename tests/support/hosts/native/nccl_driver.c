@@ -405,6 +405,23 @@ static int closed(struct rank me) {
     return 0;
 }
 
+/* A rank alone closes while its request waits, as FOLDER/waits says.  The sum comes all the same. */
+static int late(struct rank me) {
+    void *comm, *request = NULL;
+    char waits[4096];
+    float given[100] = {1}, kept[100] = {0};
+    ncclNetSGE_v8_t part = {NULL, given, sizeof given};
+    if (connected(me, "late", 0, ncclSuccess, &comm)) return 1;
+    BEGIN(me.coll->ireducescatter(comm, 1, &part, kept, sizeof kept, 0, sizeof given, FLOAT32, SUM, NULL, &request),
+          request);
+    snprintf(waits, sizeof waits, "%s/waits", folder);
+    double end = now() + WITHIN;
+    while (access(waits, F_OK) && now() < end) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    GOOD(me.coll->closeColl(comm));
+    for (int i = 0; i < 100; i++) CHECK(!kept[i]);
+    return 0;
+}
+
 /* The folder of all ranks of this process, before any of them is driven. */
 void place(const char *at) { snprintf(folder, sizeof folder, "%s", at); }
 
@@ -427,6 +444,7 @@ int drive(const char *plugin, const char *what, int rank, int world) {
     if (!strcmp(what, "everything")) return everything(me);
     if (!strcmp(what, "left") || !strcmp(what, "lost")) return gone(me, what[1] == 'o');
     if (!strcmp(what, "closed")) return closed(me);
+    if (!strcmp(what, "late")) return late(me);
     CHECK(!strcmp(what, "absent"));
     ncclResult_t expected = getenv("EXPECTED") ? (ncclResult_t)atoi(getenv("EXPECTED")) : ncclSystemError;
     return connected(me, "absent", 1, expected, &comm);
