@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -29,17 +29,13 @@ log = logging.getLogger("netfold")
 class BackgroundReopening:
     """Reopens a dead rail on a thread of its own until it is open on all ranks; a ``rail_set.RailReopening``.
 
-    open_   joins with all ranks; raises NetFoldError where that fails
+    open_   joins with all ranks; raises NetFoldError where that fails, any other error is logged
     most    most seconds between two attempts: each failed one doubles them up to that
     """
 
-    def __init__(
-        self, open_: Callable[[], OpenRail], *, most: float = RETRY_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, open_: Callable[[], OpenRail], *, most: float = RETRY_SECONDS) -> None:
         self._open = open_
         self._most = most
-        self._clock = clock
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._rail: OpenRail | None = None
@@ -48,31 +44,36 @@ class BackgroundReopening:
         threading.Thread(target=self._run, name="netfold-rail-open", daemon=True).start()
 
     def _run(self) -> None:
-        pause = RETRY_SECONDS
+        pause, told = RETRY_SECONDS, ""
         while not self._over.wait(pause):
             try:
-                rail = self._open()
-            except NetFoldError as error:
-                log.debug("not yet: %s", error)
+                self._attempt()
+            except Exception as error:  # whatever it is, the next attempt may succeed
+                expected, why = isinstance(error, NetFoldError), f"{type(error).__name__}: {error}"
+                log.log(logging.DEBUG if expected or why == told else logging.WARNING,
+                        "a dead rail could not be reopened, and is tried again: %s", why)
+                told = why
                 pause = min(2 * pause, self._most)
-                continue
-            try:
+
+    def _attempt(self) -> None:
+        """Opens the rail, and keeps it open until it is taken or given up, or for ``RENEW_SECONDS``."""
+        with ExitStack() as failed:
+            rail = self._open()
+            failed.callback(rail.close)
+            if not self._over.is_set():
                 some = np.ones(FIRST_SUM_ELEMENTS, np.int32)
                 # joining may succeed where no packet gets through
                 rail.allreduce(AllreduceRequest(some, some, INT32_SUM))
-            except NetFoldError as error:
-                log.debug("%s is open and carries nothing: %s", rail, error)
-                rail.close()
-                continue
             with self._lock:
-                self._rail, self.epoch = rail, rail.plan.epoch
-            if self._over.wait(RENEW_SECONDS):
-                return
-            with self._lock:
-                if self._taken:
+                if self._over.is_set():
                     return
-                self.epoch = 0
-                rail.close()
+                self._rail, self.epoch = rail, rail.plan.epoch
+            failed.pop_all()
+        if not self._over.wait(RENEW_SECONDS):
+            with self._lock:
+                if not self._taken:
+                    self.epoch = 0
+                    rail.close()
 
     def take(self) -> WatchedRail:
         with self._lock:
