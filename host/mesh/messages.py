@@ -118,12 +118,14 @@ class MessageMesh:
             self._connections.watch(link)
         return pending
 
-    def progress(self) -> None:
+    def progress(self, awaited_since: Callable[[], float]) -> None:
         """Moves bytes, waiting until some can be moved, or for ``wake``.
 
-        Raises CollectiveTimeout when neither happened for the mesh's timeout, PeerLost, RankMismatch, TransportError.
+        awaited_since  returns since when anybody waits for a message, in monotonic seconds; infinity: nobody does
+        Raises CollectiveTimeout when neither happened for the mesh's timeout while anybody waited, PeerLost,
+        RankMismatch, TransportError.
         """
-        self.operations.advance()
+        self.operations.advance(awaited_since)
 
     def send_rest(self, seconds: Callable[[], float]) -> None:
         """Moves bytes until all that is posted is sent, or nothing has moved for so many seconds, which are asked for

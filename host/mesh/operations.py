@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -172,24 +173,28 @@ class Operations:
             while not one.done:
                 self.advance()
 
-    def advance(self) -> None:
-        """Moves the bytes that can be moved, waiting at most the timeout until some can.  Raises as ``Mesh.wait``."""
-        deadline = self.clock() + self.timeout
+    def advance(self, awaited_since: Callable[[], float] = lambda: -math.inf) -> None:
+        """Moves the bytes that can be moved, waiting at most the timeout until some can.  Raises as ``Mesh.wait``.
+
+        awaited_since  returns the time from which on the timeout counts; infinity: it does not yet
+        """
+        since = self.clock()
         most = self._slice if self._watcher is None else WATCHED_SLICE_SECONDS
         told = said = watched = False
-        while not self.poll(min(most, deadline - self.clock())):
+        while not self.poll(min(most, since + self.timeout - self.clock())):
             if self._watcher is not None:
                 watched = self._watcher(self._moved)
             now = self.clock()
-            if now >= deadline:
+            since = max(since, min(now, awaited_since()))
+            if now >= since + self.timeout:
                 self._time_out()
-            if now >= deadline - self.timeout + LOST_RANK_SECONDS:
+            if now >= since + LOST_RANK_SECONDS:
                 self._ask_controller()
-            if not (said or watched) and now >= deadline - self.timeout + WAIT_SECONDS:
+            if not (said or watched) and now >= since + WAIT_SECONDS:
                 if not told:
                     told = True
                     self._tell_awaited()
-                elif now >= deadline - self.timeout + WAIT_SECONDS + HEAR_SECONDS:
+                elif now >= since + WAIT_SECONDS + HEAR_SECONDS:
                     said = True
                     self._say_awaited()
         self._moved = self.clock()

@@ -13,12 +13,15 @@ import logging
 import math
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.futures import Future
 
 from netfold.host.errors import Closed, CollectiveTimeout
 from netfold.host.forked import closed_in_child, ends_in_child, notice
@@ -41,30 +44,58 @@ LEFT = "when its process group was destroyed"
 """How a rank reports the time of its leaving to ranks that still wait for its messages."""
 
 
+class Waits:
+    """The waits for messages of one group: what is posted has all the time there is while nobody waits for any."""
+
+    def __init__(self) -> None:
+        self._begun: list[float] = []
+
+    def begin(self) -> float:
+        """A wait begins.  Returns when, in monotonic seconds."""
+        begun = time.monotonic()
+        self._begun.append(begun)
+        return begun
+
+    def end(self, begun: float) -> None:
+        """The wait that has begun then ends."""
+        self._begun.remove(begun)
+
+    def since(self) -> float:
+        """When the longest wait has begun; infinity: nobody waits."""
+        return min(self._begun.copy(), default=math.inf)
+
+
 class TensorMessage(MarkedOperation):
     """A posted send or receive.
 
     tensors  that it sends or fills
+    waits    of its group
     finish   called once the bytes have arrived, before its end is reported
     forked   in a forked child: returns the error of messages that go on in the parent alone; elsewhere None
     nbytes   of a send; 0 for a receive
     """
 
     def __init__(
-        self, what: str, tensors: list[torch.Tensor], finish: Callable[[], object] = lambda: None,
+        self, what: str, tensors: list[torch.Tensor], waits: Waits, finish: Callable[[], object] = lambda: None,
         forked: Callable[[], Closed | None] = lambda: None, nbytes: int = 0,
     ) -> None:
         super().__init__(tensors)
         self.what = what
         self.nbytes = nbytes
         self._forked = forked
+        self._waits = waits
         self.pending: Pending | None = None
         self._finish = on_our_thread(finish)
 
     def await_end(self, timeout: float | None) -> None:
         if not self._done.is_set() and (forked := self._forked()) is not None:
             raise forked
-        if not self._done.wait(timeout):
+        begun = self._waits.begin()
+        try:
+            done = self._done.wait(timeout)
+        finally:
+            self._waits.end(begun)
+        if not done:
             allowed = round(timeout or 0.0, 3)
             raise CollectiveTimeout(f"{self.what}: not done within the {allowed:g} s of wait(); it goes on")
         if self._error is not None:
@@ -73,6 +104,11 @@ class TensorMessage(MarkedOperation):
     def carried(self) -> bool:
         """True if ``wait`` would return or raise at once."""
         return self._done.is_set() or self._forked() is not None
+
+    def _after(self, value: Callable[[BaseException | None], Any], *, at_once: bool = False) -> Future[Any]:
+        begun = self._waits.begin()  # whoever asks for a future waits for it
+        self.when_done(lambda: self._waits.end(begun))
+        return super()._after(value, at_once=at_once)
 
     def source(self) -> int:
         """The sender of the message that a receive from any rank has received.  Raises the errors of ``wait``."""
@@ -98,6 +134,7 @@ class Messenger:
         self._mesh = mesh
         self._me = me
         self._lock = threading.Lock()
+        self._waits = Waits()
         self._new: deque[tuple[TensorMessage, Callable[[], Pending]]] = deque()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -121,7 +158,7 @@ class Messenger:
         """Posts a message to another rank.  Raises ValueError, and the error that ended an earlier message."""
         self._check(peer, tag)
         what = self._what(f"message of {data.nbytes} bytes to rank {peer}", tag)
-        message = TensorMessage(what, tensors, forked=lambda: self._forked, nbytes=data.nbytes)
+        message = TensorMessage(what, tensors, self._waits, forked=lambda: self._forked, nbytes=data.nbytes)
         return self._post(message, lambda: self._mesh.send(peer, data, tag=tag))
 
     def receive(
@@ -131,7 +168,7 @@ class Messenger:
         self._check(peer, tag)
         whose = "any rank" if peer is None else f"rank {peer}"
         what = self._what(f"message of {into.nbytes} bytes from {whose}", tag)
-        message = TensorMessage(what, tensors, finish, lambda: self._forked)
+        message = TensorMessage(what, tensors, self._waits, finish, lambda: self._forked)
         if peer is not None:
             return self._post(message, lambda: self._mesh.receive(peer, into, tag=tag))
         if not into.nbytes:
@@ -206,7 +243,7 @@ class Messenger:
                     self._send_rest(posted)
                     raise self._destroyed()
                 if posted:
-                    self._mesh.progress()
+                    self._mesh.progress(self._waits.since)
                 else:
                     self._mesh.sleep()
         except BaseException as error:

@@ -9,6 +9,7 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -120,6 +121,48 @@ def test_failures_are_named_on_every_message() -> None:
         mine._mesh.operations.timeout = mine._mesh.operations._slice = 1.0
         mine._mesh.wake()
         failing(waiting_long, CollectiveTimeout, "rank 1")
+
+
+def test_a_receive_that_nobody_waits_for_does_not_time_out() -> None:
+    """However long nothing moves while the ranks compute; whoever waits then has the whole time-out from there on, and
+    so has a future."""
+    with messengers(2) as (mine, other):
+        send(other, np.ones(1), 0)
+        receive(mine, np.zeros(1), 1).wait(SOON)
+        later, never = np.zeros(1), receive(mine, np.zeros(1), 1, tag=9)
+        late = receive(mine, later, 1)
+        operations, poll, quiet = mine._mesh.operations, mine._mesh.operations.poll, threading.Semaphore(0)
+
+        def polls(seconds: float) -> bool:
+            moved = bool(poll(seconds))
+            if not moved:
+                quiet.release()
+            return moved
+
+        with mock.patch.object(operations, "poll", polls):
+            operations.timeout = operations._slice = 0.05
+            mine._mesh.wake()
+            for _ in range(4):
+                assert quiet.acquire(timeout=SOON)
+        operations.timeout = operations._slice = SOON
+        mine._mesh.wake()
+        send(other, np.full(1, 7.0), 0).wait(SOON)
+        late.wait(SOON)
+        assert (later[0], late.failed(), never.done()) == (7.0, False, False)
+        operations.timeout = operations._slice = 0.5
+        mine._mesh.wake()
+        with pytest.raises(RuntimeError, match="rank 1"):
+            never.future.wait()
+
+
+def test_who_waits_late_hears_of_a_rank_that_the_controller_has_lost() -> None:
+    """Long before the time-out, as who waits from the beginning."""
+    lost: list[tuple[int, str]] = []
+    with messengers(2, timeout=300.0) as (mine, _):
+        mine._mesh.told_by(lambda: lost[0] if lost else None, dict)
+        message = receive(mine, np.zeros(1), 1)
+        lost.append((1, "is lost: a test says so"))
+        failing(message, PeerLost, "a test says so")
 
 
 def test_what_nobody_waited_for_ends_with_its_group() -> None:
