@@ -290,26 +290,29 @@ def _count(left: list[TensorMessage], why: str) -> str:
 
 
 def open_messenger(
-    store: dist.Store, plan: Plan, me: str, timeout: timedelta, inform: Callable[[Informed], None] = lambda mesh: None
+    store: dist.Store, plan: Plan, me: str, patience: timedelta, timeout: float,
+    inform: Callable[[Informed], None] = lambda mesh: None,
 ) -> Messenger:
     """The messenger of a group whose ranks exchange their addresses through torch's store.
 
-    plan    the group's own plan; the messenger uses its addresses, epoch and secret
-    inform  passes the controller's reports of lost ranks on to a mesh
-    Raises RuntimeError if a rank does not come within the timeout.
+    plan      the group's own plan; the messenger uses its addresses, epoch and secret
+    patience  to wait here for the other ranks
+    timeout   of messages, in seconds
+    inform    passes the controller's reports of lost ranks on to a mesh
+    Raises RuntimeError if a rank does not come in time.
     """
     address = next(peer.address for peer in plan.peers if peer.rank == plan.rank)
     listener = listen(address)
     try:
         keys = [f"netfold/messages/{plan.epoch}/{peer.rank}" for peer in plan.peers]
         store.set(keys[plan.rank], "{}:{}".format(*listener.getsockname()))
-        store.wait(keys, timeout)
+        store.wait(keys, patience)
         peers = [
             Peer(peer.rank, peer.address, store.get(key).decode())
             for peer, key in zip(plan.peers, keys, strict=True)
         ]
         own = Plan(f"{plan.job}, messages", plan.epoch, plan.rank, plan.world, peers, [], secret=plan.secret)
-        mesh = MessageMesh(own, listener, timeout=timeout.total_seconds())
+        mesh = MessageMesh(own, listener, timeout=timeout)
         inform(mesh)
         return Messenger(mesh, me)
     except BaseException:

@@ -57,8 +57,9 @@ log = logging.getLogger("netfold")
 
 
 class NetfoldGroup(dist.ProcessGroup):
-    """A process group of backend "netfold".  Owns the communicator.
+    """A process group of backend "netfold".  Owns the communicator, whose time-out is that of all operations.
 
+    timeout   to wait for the other ranks while the group is made
     together  reduce-scatters may join the all-gather before them (``beside``)
     inside    as in ``Options``
     ahead     waits for tensors on devices block their stream and not the host, where that can be (``ahead``)
@@ -81,7 +82,7 @@ class NetfoldGroup(dist.ProcessGroup):
         self.sequence_number = 0
         """Number of collectives called so far."""
         self._messenger = open_messenger(
-            store, communicator.plan, repr(communicator), timeout, communicator.inform
+            store, communicator.plan, repr(communicator), timeout, communicator.timeout, communicator.inform
         ) if size > 1 else None
         # The epoch tells this group's addresses from those that an earlier one has left in the same store.
         prefix = f"gloo/{communicator.plan.epoch}"
@@ -441,16 +442,22 @@ class PathLog:
 
 
 def _gloo(store: dist.Store, communicator: Communicator, timeout: timedelta) -> dist.ProcessGroupGloo:
-    """A gloo group on the communicator's address; by default gloo takes the address of the host's name, which may be on
-    another network."""
+    """A gloo group on the communicator's address, with its time-out; by default gloo takes the address of the host's
+    name, which may be on another network.
+
+    timeout  to wait for the other ranks here
+    """
     rank, size = communicator.rank, communicator.size
     if "GLOO_SOCKET_IFNAME" in os.environ:
-        return dist.ProcessGroupGloo(store, rank, size, timeout)
-    address = next(peer.address for peer in communicator.plan.peers if peer.rank == rank)
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    options._timeout = timeout
-    return dist.ProcessGroupGloo(store, rank, size, options)
+        group = dist.ProcessGroupGloo(store, rank, size, timeout)
+    else:
+        address = next(peer.address for peer in communicator.plan.peers if peer.rank == rank)
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+        options._timeout = timeout
+        group = dist.ProcessGroupGloo(store, rank, size, options)
+    group._set_default_timeout(timedelta(seconds=communicator.timeout))
+    return group
 
 
 def _method(name: str, how: Callable[..., Any], event: str) -> Any:

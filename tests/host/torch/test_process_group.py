@@ -360,6 +360,19 @@ def test_everyone_may_share_one_communicator() -> None:
         assert on_every_rank(comms, work) == [[2.0, 2.0]] * 2
 
 
+def test_messages_and_what_gloo_does_have_the_communicators_timeout() -> None:
+    """``Options(timeout=)`` and NETFOLD_TIMEOUT set it; torch's own is for the ranks to come together."""
+    store = dist.HashStore()
+    with loopback_job(2, rail="tcp", timeout=1.0) as comms:
+        one, other = on_every_rank(comms, lambda comm: NetfoldGroup(store, comm, timedelta(seconds=30)))
+        with pytest.raises(RuntimeError, match="1000ms"):
+            one.allreduce([torch.ones(3, dtype=torch.int8)]).wait()
+        with pytest.raises(CollectiveTimeout, match="nothing moved for 1 s: rank 1"):
+            one.recv([torch.ones(3)], 1).wait()
+        for group in (one, other):
+            group.shutdown()
+
+
 def test_an_abort_ends_a_shutdown_that_another_thread_has_begun(caplog: pytest.LogCaptureFixture) -> None:
     """A shutdown that sends what nobody receives does not hold up an abort, nor raise, and all parts are closed."""
     store = dist.HashStore()

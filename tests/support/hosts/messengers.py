@@ -28,7 +28,7 @@ def messengers(count: int, timeout: float = SOON) -> Iterator[list[Messenger]]:
 
     def begin(rank: int) -> None:
         plan = Plan("j", 3, rank, count, peers, [], secret=secret)
-        ours[rank] = open_messenger(store, plan, f"rank {rank}", timedelta(seconds=timeout))
+        ours[rank] = open_messenger(store, plan, f"rank {rank}", timedelta(seconds=SOON), timeout)
 
     threads = [threading.Thread(target=begin, args=(rank,)) for rank in range(count)]
     for thread in threads:
