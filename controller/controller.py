@@ -344,7 +344,7 @@ class Controller:
                 "Reform": (wire.Reform, self.jobs.reform),
             }, {
                 "Watch": (wire.Watch, self.jobs.watch),
-            }, admit=self._callers.admit(JOB)),
+            }, admit=self._callers.admit(JOB), large=["Watch"]),
             rpc.service(operator.SERVICE, {
                 "Status": (operator.AskStatus, self._answer_status),
                 "Drop": (operator.Drop, self._answer_drop),
@@ -357,7 +357,8 @@ class Controller:
                 "Faults": (operator.SetFaults, self.injection.answer),
                 "Beat": (operator.AskBeat, self._answer_beat),
                 "Connections": (operator.AskConnections, self.inspection.answer_connections),
-            }, admit=self._callers.admit(OPERATOR, {"Status": ANY, "Wiring": VIEWER, "Events": VIEWER}, limited=True)),
+            }, admit=self._callers.admit(OPERATOR, {"Status": ANY, "Wiring": VIEWER, "Events": VIEWER}, limited=True),
+                large=["Faults"]),
             *self.paths.handlers(self._callers),
         ]
 

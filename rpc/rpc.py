@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -32,6 +32,13 @@ Stream = tuple[type[Any], Callable[[Any], AsyncGenerator[msgspec.Struct, None]]]
 
 STATUS_BYTES: Final = 4096
 """Most bytes of a status's message, as gRPC encodes it: from 8 KiB on, clients refuse all that comes with it."""
+
+
+REQUEST_BYTES: Final = 512 << 10
+"""Most bytes of a request, 4,096 flows with the longest numbers among them: whoever may call can hold the server's loop
+for as long as it takes to decode one."""
+LARGE_BYTES: Final = 4 << 20
+"""Most bytes of a request to a method that takes large ones, which is gRPC's own bound as well."""
 
 
 class Refusal(Exception):
@@ -67,20 +74,28 @@ def service(
     streams: Mapping[str, Stream] | None = None,
     *,
     admit: Admit = lambda method, token, peer: None,
+    large: Collection[str] = (),
 ) -> grpc.GenericRpcHandler[bytes, bytes]:
-    """A gRPC service.  Requests that do not decode end with INVALID_ARGUMENT, a Refusal with its code.
+    """A gRPC service.  Requests that do not decode end with INVALID_ARGUMENT, those that are too large, which nobody
+    decodes, with RESOURCE_EXHAUSTED, a Refusal with its code.
 
     methods  methods with one answer, by name
     streams  methods with a stream of answers, by name
     admit    raises Refusal for a caller that may not call this method; it is called before the request is decoded
+    large    methods whose requests may have LARGE_BYTES instead of REQUEST_BYTES
     """
+    def decoder(method: str, request: type[Any]) -> Callable[[bytes], Any]:
+        return _decoder(f"{name}/{method}", request, LARGE_BYTES if method in large else REQUEST_BYTES)
+
     handlers = {
-        method: grpc.unary_unary_rpc_method_handler(_unary(f"{name}/{method}", request, answer, partial(admit, method)))
+        method: grpc.unary_unary_rpc_method_handler(
+            _unary(f"{name}/{method}", decoder(method, request), answer, partial(admit, method))
+        )
         for method, (request, answer) in methods.items()
     }
     handlers |= {
         method: grpc.unary_stream_rpc_method_handler(
-            _stream(f"{name}/{method}", request, answers, partial(admit, method))
+            _stream(f"{name}/{method}", decoder(method, request), answers, partial(admit, method))
         )
         for method, (request, answers) in (streams or {}).items()
     }
@@ -112,15 +127,28 @@ def _cut(words: str) -> str:
     return words
 
 
-def _unary(
-    name: str, request: type[Any], answer: Callable[[Any], Awaitable[msgspec.Struct]], admit: Callable[[str, str], None]
-) -> Callable[[bytes, Context], Awaitable[bytes]]:
+def _decoder(name: str, request: type[Any], most: int) -> Callable[[bytes], Any]:
     decoder = msgspec.json.Decoder(request)
 
+    def decode(data: bytes) -> Any:
+        if len(data) > most:
+            raise Refusal(Code.RESOURCE_EXHAUSTED, f"{name}: expected a request of at most {most} bytes, got "
+                                                   f"{len(data)}")
+        return decoder.decode(data)
+
+    return decode
+
+
+def _unary(
+    name: str,
+    decode: Callable[[bytes], Any],
+    answer: Callable[[Any], Awaitable[msgspec.Struct]],
+    admit: Callable[[str, str], None],
+) -> Callable[[bytes, Context], Awaitable[bytes]]:
     async def handle(data: bytes, context: Context) -> bytes:
         async with _errors_as_status(name, context):
             admit(tokens.of_call(context.invocation_metadata()), context.peer())
-            return msgspec.json.encode(await answer(decoder.decode(data)))
+            return msgspec.json.encode(await answer(decode(data)))
         raise AssertionError("abort does not return")
 
     return handle
@@ -128,16 +156,14 @@ def _unary(
 
 def _stream(
     name: str,
-    request: type[Any],
+    decode: Callable[[bytes], Any],
     answers: Callable[[Any], AsyncGenerator[msgspec.Struct, None]],
     admit: Callable[[str, str], None],
 ) -> Callable[[bytes, Context], Awaitable[None]]:
-    decoder = msgspec.json.Decoder(request)
-
     async def handle(data: bytes, context: Context) -> None:
         async with _errors_as_status(name, context):
             admit(tokens.of_call(context.invocation_metadata()), context.peer())
-            async with contextlib.aclosing(answers(decoder.decode(data))) as events:
+            async with contextlib.aclosing(answers(decode(data))) as events:
                 async for event in events:
                     await context.write(msgspec.json.encode(event))
 

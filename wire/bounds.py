@@ -37,5 +37,7 @@ Last = Annotated[str, Meta(max_length=MAX_LAST)]
 """The text of a rank that leaves, for the others."""
 MAX_STREAMS: Final = 4096
 """Most streams that a request names."""
+MAX_FLOWS: Final = 4096
+"""Most flows that a request names, and most steps in which they are."""
 MAX_RAILS: Final = 64
 """Most rails of which a rank reports."""

@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Meta
 
 from netfold.wire import roce
-from netfold.wire.bounds import Count, Int32, Name
+from netfold.wire.bounds import MAX_FLOWS, Count, Int32, Name
+from netfold.wire.jobs import MAX_WORLD
 from netfold.wire.plan import Secret
 
 SERVICE: Final = "netfold.Paths"
@@ -57,7 +58,7 @@ class Follow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job: Name
     rank: Int32
     epoch: Int32
-    steps: list[list[PathFlow]] = []
+    steps: Annotated[list[Annotated[list[PathFlow], Meta(max_length=MAX_FLOWS)]], Meta(max_length=MAX_FLOWS)] = []
     """Flows by step, used where ``collective`` is empty: this rank's flows, or all ranks' for ``scope`` "leaf".  At
     most one flow to each peer over all steps."""
     scope: Literal["host", "leaf", "auto"] = "host"
@@ -67,7 +68,7 @@ class Follow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     collective: Name = ""
     """Name of a collective whose flows the controller knows; for an unknown name it plans as if every rank sent to
     every other."""
-    ranks: list[Int32] = []
+    ranks: Annotated[list[Int32], Meta(max_length=MAX_WORLD)] = []
     """Ranks that take part, in the collective's own order (that of its ring, above all); empty: all, by number."""
     root: Int32 = 0
     """Index in ``ranks`` of the root of broadcasts, gathers and the like."""

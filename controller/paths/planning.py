@@ -28,6 +28,7 @@ from netfold.fabric.routing import collectives
 from netfold.fabric.routing import paths as planners
 from netfold.fabric.routing.path_graph import PathError, PathGraph
 from netfold.rpc.rpc import Code, Refusal
+from netfold.wire.bounds import MAX_FLOWS
 from netfold.wire.paths import Follow, PathFlow, PathPiece, Paths, Reach
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("netfold.controller")
 
-MAX_JOINT_FLOWS: Final = 4096
+MAX_JOINT_FLOWS: Final = MAX_FLOWS
 """Most flows that are planned together: all-to-all of 64 ranks, halving-doubling of 256."""
 MAX_FOLLOWS: Final = 64
 """Most streams of paths that a rank holds open, one for each collective."""
@@ -111,7 +112,7 @@ class PathPlanner:
         if followers.streams[request.rank] >= MAX_FOLLOWS:
             raise Refusal(Code.RESOURCE_EXHAUSTED, f"{who}: expected at most {MAX_FOLLOWS} streams of paths at once; "
                                                    "close one before")
-        if len(request.steps) > MAX_JOINT_FLOWS or flows > MAX_JOINT_FLOWS or followers.flows + flows > MAX_HELD_FLOWS:
+        if flows > MAX_JOINT_FLOWS or followers.flows + flows > MAX_HELD_FLOWS:
             raise Refusal(Code.RESOURCE_EXHAUSTED, f"{who}: steps: expected at most {MAX_JOINT_FLOWS} flows a stream "
                                                    f"and {MAX_HELD_FLOWS} of all ranks of a job, got {flows} and "
                                                    f"{followers.flows + flows}; name the collective instead")

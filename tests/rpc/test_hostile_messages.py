@@ -20,9 +20,10 @@ import pytest
 
 from netfold.controller import client
 from netfold.rpc import rpc
-from netfold.wire.jobs import Leave, RankReport, Resume, Watch
+from netfold.wire.bounds import MAX_FLOWS
+from netfold.wire.jobs import MAX_WORLD, Leave, RankReport, Resume, Watch
 from netfold.wire.operator import SetDrain
-from netfold.wire.paths import Follow
+from netfold.wire.paths import Follow, PathFlow
 from support.control.controller import BOUND
 from support.control.jobs import rig
 from switch_support import fuzz
@@ -104,6 +105,20 @@ async def test_no_request_is_a_failure_of_the_controller(tmp_path: Path, monkeyp
         assert (await client.status(r.fabric.jobs)).fabric == r.fabric.name
 
 
+async def test_a_message_larger_than_its_method_needs_is_refused_undecoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoding holds the controller's loop: only tickets and faults may be large, and the most flows fit."""
+    methods = recorded(monkeypatch)
+    large = {"netfold.Jobs/Watch", "netfold.Operator/Faults"}
+    async with rig(tmp_path) as r:
+        for method, (_, stream) in methods.items():
+            code = await outcome(r.channel, method, b"[" * (rpc.REQUEST_BYTES + 1), stream=stream)
+            assert (code is grpc.StatusCode.RESOURCE_EXHAUSTED) == (method not in large), f"{method}: {code}"
+    most = Follow("j" * 255, 4095, 2**31 - 1, [[PathFlow(4095, 4095, 2**62 - 1)] * MAX_FLOWS], ranks=[4095] * MAX_WORLD)
+    assert len(msgspec.json.encode(most)) < rpc.REQUEST_BYTES
+
+
 @pytest.mark.fuzz
 async def test_spoiled_requests_are_answered_or_refused(
     fuzzing: fuzz.Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -135,6 +150,8 @@ async def test_what_is_no_message_is_an_invalid_argument(name: str, tmp_path: Pa
     (RankReport, {"by_tree": {f"t{i}": 1 for i in range(5000)}}), (Resume, {"timeout": 1e30}),
     (Resume, {"timeout": -1}),
     (Resume, {"missing": {10**30: 1}}), (SetDrain, {"timeout": 1e18}), (Follow, {"root": 10**30}),
+    (Follow, {"steps": [[]] * (MAX_FLOWS + 1)}), (Follow, {"ranks": [0] * (MAX_WORLD + 1)}),
+    (Follow, {"steps": [[{"source": 0, "destination": 1, "size": 1}] * (MAX_FLOWS + 1)]}),
 ])
 def test_every_field_has_bounds(kind: type[Any], changes: dict[str, Any]) -> None:
     """What a loop could not wait for, a counter not add, or a log not hold, is no message."""
