@@ -128,6 +128,7 @@ class PathService:
     replan           plans routes and pins anew and writes them to the switches
     unpinned         reads the counter `unpinned`: packets by switch
     links_respond    whether probes come through all these links within so many seconds
+    sleep            waits so many seconds
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class PathService:
         replan: Callable[[], Awaitable[None]],
         unpinned: Callable[[], Awaitable[dict[str, int]]],
         links_respond: Callable[[Collection[int], float], Awaitable[bool]],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._steering = steering
         self._fabric: Fabric = steering.fabric
@@ -148,6 +150,7 @@ class PathService:
         self._table = Shared(self._read_table)
         self._read_unpinned = unpinned
         self._links_respond = links_respond
+        self._sleep = sleep
         self._version = 0
         self._view: View | None = None
         """The fabric of the present version; None until a path is planned on it."""
@@ -155,6 +158,8 @@ class PathService:
         self._changed = asyncio.Event()
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ending: asyncio.Task[None] | None = None
+        """Plans again at the ends of all suspicions, while there are some."""
         self._probing: set[Path] = set()
         """Suspect paths over whose links probes are under way."""
         self._pieces: dict[object, tuple[Job, int, Paths]] = {}
@@ -246,23 +251,24 @@ class PathService:
                         job.name, request.rank, request.peer, end, leaf, SUSPECT_SECONDS)
             self.changed()  # ranks first: the switches' pins do not change
             await self._replan()
-            self._start(self._replan_after(SUSPECT_SECONDS), "a suspicion ends")
+            if self._ending is None or self._ending.done():
+                self._ending = self._start(self._replan_at_ends(), "suspicions end")
         if path not in self._probing:
             self._probing.add(path)
             self._start(self._verify_suspicion(path, end), "a suspicion is looked into")
         return Noted(str(end))
 
-    def _start(self, work: Coroutine[None, None, None], name: str) -> None:
+    def _start(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _replan_after(self, seconds: float) -> None:
-        """Plan again when a suspicion may have ended."""
-        await asyncio.sleep(seconds + 0.01)
-        if self._steering.next_end() is not None:
-            self._start(self._replan_after(SUSPECT_SECONDS / 4), "a suspicion ends")  # it was renewed
-        await self._replan()
+    async def _replan_at_ends(self) -> None:
+        """Plan again whenever a suspicion may have ended, until there is none; one that was renewed ends later."""
+        while (seconds := self._steering.next_end()) is not None:
+            await self._sleep(seconds + 0.01)
+            await self._replan()
 
     async def _verify_suspicion(self, path: Path, end: End) -> None:
         """Clear a suspicion if probes come through all links of the path.  Where that was done not long ago, the path

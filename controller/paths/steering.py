@@ -182,8 +182,9 @@ class Steering:
         return _shared_links(self._active())
 
     def next_end(self) -> float | None:
-        """When the next suspicion ends, on ``clock``; None if there is none."""
-        return min(self._suspected.values(), default=None)
+        """Seconds until the next suspicion ends; None if there is none."""
+        ends = [self._suspected[path] for path in self._active()]
+        return min(ends) - self._clock() if ends else None
 
     def usable_parts(self, graph: nx.MultiGraph[str]) -> tuple[nx.MultiGraph[str], set[SuspectUplink], frozenset[int]]:
         """The present inputs of `usable`: the live graph, suspects, and links that several of them share."""

@@ -198,6 +198,45 @@ async def test_a_suspicion_stands_where_a_link_of_the_path_swallows(tmp_path: Pa
         assert r.controller.liveness.links_down() == {}
 
 
+async def test_each_end_of_a_suspicion_is_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One path is suspected all the time, another one again and again: the plans do not grow more with that."""
+    now, replans = 0.0, 0
+    sleeps: list[tuple[float, asyncio.Future[None]]] = []
+
+    async def sleep(seconds: float) -> None:
+        sleeps.append((now + seconds, asyncio.get_running_loop().create_future()))
+        await sleeps[-1][1]
+
+    async def replan() -> None:
+        nonlocal replans
+        replans += 1
+
+    async def silent(*_: object) -> bool:
+        return False
+
+    async with rig(tmp_path) as r:
+        plan = (await r.together(4))[0]
+        service = r.controller.paths
+        monkeypatch.setattr(r.controller.steering, "_clock", lambda: now)
+        for name, stand_in in {"_sleep": sleep, "_replan": replan, "_links_respond": silent}.items():
+            monkeypatch.setattr(service, name, stand_in)
+        for second in range(120):
+            for port in [SPINE1] if second % 6 else [SPINE1, SPINE2]:
+                await service.suspect(Suspect(plan.job, 0, plan.epoch, 2, port, plan.rank_secret))
+            now += 1
+            for due in [sleeping for sleeping in sleeps if sleeping[0] <= now]:
+                sleeps.remove(due)
+                due[1].set_result(None)
+            while not sleeps:
+                await asyncio.sleep(0)
+            assert len(sleeps) == 1
+        assert 40 <= replans <= 80, "of 20 new suspicions, and of some 40 ends"
+        now += 10
+        sleeps.pop()[1].set_result(None)
+        await asyncio.wait_for(asyncio.shield(service._ending), WAIT)  # type: ignore[arg-type]  # there is one
+        assert not r.controller.steering.suspects()
+
+
 async def test_a_rank_hears_in_the_middle_of_a_collective_what_others_blame(tmp_path: Path) -> None:
     """Its file descriptor becomes readable, the path is gone from its reaches, once; the next collective adopts it."""
     async with rig(tmp_path) as r:
