@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import queue
 import struct
 import threading
 import time
@@ -242,6 +243,34 @@ def test_digests_that_nobody_acknowledges_are_bounded(monkeypatch: pytest.Monkey
     for value in values:
         made.receive(info.index, value)
     assert sum(len(one.data) for one in sent) == 1100
+    made.close()
+
+
+def test_a_digests_new_config_counts_for_the_values_that_wait() -> None:
+    """A shorter time sends them when it has passed since the first, and a shorter list in lists of that length."""
+    sent: queue.Queue[p4r.DigestList] = queue.Queue()
+    now = [0.0]
+    made = Digests(sent.put, clock=lambda: now[0])
+    (info,) = probe_digests()
+    made.describe({0x17000001: info}, probe_p4info())
+    size = sum((bits + 7) // 8 for bits in info.field_bits)
+
+    def configure(kind: str, seconds: int, length: int) -> None:
+        config = p4r.DigestEntry.Config(max_timeout_ns=seconds * 10**9, max_list_size=length, ack_timeout_ns=10**15)
+        made.configure(kind, p4r.DigestEntry(digest_id=0x17000001, config=config))
+
+    configure("insert", 10**6, 100)
+    for number in range(2):
+        made.receive(info.index, number.to_bytes(size, "big"))
+    now[0] = 1.0
+    configure("modify", 1, 100)
+    assert len(sent.get(timeout=TIMEOUT).data) == 2
+    for number in range(2, 7):
+        made.receive(info.index, number.to_bytes(size, "big"))
+    configure("modify", 10**6, 2)
+    assert [len(sent.get(timeout=TIMEOUT).data) for _ in range(2)] == [2, 2]
+    made.receive(info.index, (7).to_bytes(size, "big"))  # the one that was left over has company
+    assert len(sent.get(timeout=TIMEOUT).data) == 2
     made.close()
 
 

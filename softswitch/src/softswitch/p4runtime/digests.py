@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from finsy.proto import p4d, p4i, p4r, p4t
 
@@ -33,8 +34,23 @@ class _Stream:
     sent: set[bytes] = field(default_factory=set)
     """The values of all unacknowledged lists, none of which is in two."""
     lost: int = 0
-    due: float | None = None
+    since: float = 0.0
+    """When the first of those that wait came."""
     next_list: int = 1
+
+    @property
+    def limit(self) -> int:
+        """Most values of a list."""
+        unset = _LIST_MAX if self.config.max_timeout_ns else 1
+        return min(self.config.max_list_size or unset, _LIST_MAX)
+
+    def wait(self, now: float) -> float | None:
+        """Seconds until its next list is to be sent; None where only further values make it due."""
+        if len(self.waiting) >= self.limit:
+            return 0.0
+        if not self.waiting or not self.config.max_timeout_ns:
+            return None
+        return max(0.0, self.since + self.config.max_timeout_ns / 1e9 - now)
 
 
 class Digests:
@@ -89,6 +105,7 @@ class Digests:
                 raise NotFound(f"digest {ident:#010x} is not configured")
             elif kind == "modify":
                 self._streams[ident].config = kept
+                self._changed.notify()  # what waits may be due now
             else:
                 del self._streams[ident]
 
@@ -123,13 +140,12 @@ class Digests:
                     log.warning("digest %#010x: its lists are not acknowledged: %d values lost so far", ident,
                                 stream.lost)
                 return
+            if not stream.waiting:
+                stream.since = now
             stream.waiting[data] = None
-            unset = _LIST_MAX if stream.config.max_timeout_ns else 1
-            limit = min(stream.config.max_list_size or unset, _LIST_MAX)
-            if len(stream.waiting) >= limit:
+            if len(stream.waiting) >= stream.limit:
                 ready = self._take(ident, stream, now)
-            elif stream.due is None and stream.config.max_timeout_ns:
-                stream.due = now + stream.config.max_timeout_ns / 1e9
+            elif len(stream.waiting) == 1 and stream.config.max_timeout_ns:
                 self._changed.notify()
         if ready is not None:
             self._send(ready)
@@ -156,15 +172,16 @@ class Digests:
     def _take(self, ident: int, stream: _Stream, now: float) -> p4r.DigestList:
         message = p4r.DigestList(digest_id=ident, list_id=stream.next_list, timestamp=time.time_ns())
         info, spec = self._schemas[ident]
-        for data in stream.waiting:
+        taken = list(islice(stream.waiting, stream.limit))
+        for data in taken:
             values = zip(unpack_fields(data, info.field_bits), info.field_bits, strict=True)
             _fill(message.data.add(), spec, values, self._types, self._translated)
         if stream.config.ack_timeout_ns:
-            stream.unacknowledged[stream.next_list] = (now, frozenset(stream.waiting))
-            stream.sent |= stream.waiting.keys()
+            stream.unacknowledged[stream.next_list] = (now, frozenset(taken))
+            stream.sent.update(taken)
         stream.next_list += 1
-        stream.waiting.clear()
-        stream.due = None
+        for data in taken:
+            del stream.waiting[data]
         return message
 
     def _watch(self) -> None:
@@ -175,11 +192,11 @@ class Digests:
                     return
                 now = self._clock()
                 for ident, stream in self._streams.items():
-                    if stream.due is not None and stream.due <= now:
+                    while stream.wait(now) == 0.0:
                         ready.append(self._take(ident, stream, now))
                 if not ready:
-                    due = [s.due for s in self._streams.values() if s.due is not None]
-                    self._changed.wait(min(due) - now if due else None)
+                    waits = [wait for s in self._streams.values() if (wait := s.wait(now)) is not None]
+                    self._changed.wait(min(waits, default=None))
             for message in ready:
                 self._send(message)
 
