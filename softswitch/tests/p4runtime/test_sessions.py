@@ -27,7 +27,7 @@ from switch_support.ports import wait_for
 from switch_support.probe import Op, Probe
 from switch_support.switch import PROBE, probe_builder, probe_config, probe_p4info
 
-OK, NOT_FOUND, EXISTS = 0, 5, 6
+OK, INVALID, NOT_FOUND, EXISTS, DENIED = 0, 3, 5, 6, 7
 COUNTER = p4r.Entity(counter_entry=p4r.CounterEntry(counter_id=0x12000001, index=p4r.Index(index=0)))
 
 
@@ -164,6 +164,28 @@ def test_digests_are_gathered_and_repeated_only_after_their_acknowledgement() ->
         assert len(stream.next().digest.data) == 2
         stream.send(p4r.StreamMessageRequest(digest_ack=ack))
         assert stream.next().error.canonical_code == NOT_FOUND
+        ack.digest_id += 1
+        stream.send(p4r.StreamMessageRequest(digest_ack=ack))
+        assert stream.next().error.canonical_code == INVALID
+
+
+def test_only_the_primary_acknowledges_digest_lists() -> None:
+    """An acknowledgement of a backup is PERMISSION_DENIED, and the list's values are not reported again."""
+    config = p4r.DigestEntry.Config(max_list_size=1, ack_timeout_ns=10**15)
+    with primary() as (_, client, stream):
+        client.write((INSERT, p4r.Entity(digest_entry=p4r.DigestEntry(digest_id=0x17000001, config=config))))
+        _packet_out(stream, bytes(Probe(Op.DIGEST, a=5, b=1, c=1)))
+        digest = stream.next().digest
+        backup = client.stream()
+        backup.arbitrate(0)
+        assert backup.status()[0] == EXISTS
+        ack = p4r.DigestListAck(digest_id=digest.digest_id, list_id=digest.list_id)
+        backup.send(p4r.StreamMessageRequest(digest_ack=ack))
+        error = backup.next().error
+        assert (error.canonical_code, error.digest_list_ack.digest_list_ack) == (DENIED, ack)
+        for value in (1, 2):
+            _packet_out(stream, bytes(Probe(Op.DIGEST, a=5, b=value, c=value)))
+        assert stream.next().digest.data[0].struct.members[0].bitstring == b"\2"
 
 
 def test_a_digest_list_that_does_not_fill_comes_when_its_time_is_up() -> None:
@@ -182,7 +204,10 @@ def test_idle_entries_are_reported_with_their_match() -> None:
     row.action.action.action_id = 0x01000003
     with primary() as (_, client, stream):
         client.write((INSERT, p4r.Entity(table_entry=row)))
-        (found,) = stream.next().idle_timeout_notification.table_entry
+        before = time.time_ns()
+        notification = stream.next().idle_timeout_notification
+        (found,) = notification.table_entry
+        assert abs(notification.timestamp - before) < 3600e9
         assert found.time_since_last_hit.elapsed_ns >= 30_000_000
         found.ClearField("time_since_last_hit")
         assert found == row

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
 from finsy.proto import p4r
 
+from softswitch.p4runtime import entities
 from switch_support.client import DELETE, INSERT, MODIFY, Client, code_of, details, primary
 from switch_support.entries import (
     DROP,
@@ -228,11 +230,55 @@ def test_default_actions_are_set_read_and_reset(client: Client) -> None:
     ask = entry(EXACT, is_default_action=True)
     (original,) = client.read(ask)
     assert original.table_entry.action.action.action_id == DROP
-    client.write((MODIFY, entry(EXACT, action=forward(4), is_default_action=True)))
-    (changed,) = client.read(ask)
-    assert changed.table_entry.action == forward(4)
+    wanted = entry(EXACT, action=forward(4), is_default_action=True, metadata=b"mine", controller_metadata=7)
+    client.write((MODIFY, wanted))
+    assert client.read(ask) == [wanted]
     client.write((MODIFY, ask))
     assert client.read(ask) == [original]
+
+
+@pytest.mark.parametrize("filters", [
+    {"action": p4r.TableAction(action=p4r.Action(action_id=FORWARD))}, {"metadata": b"one"}, {"controller_metadata": 5},
+])
+def test_a_read_selects_entries_by_action_and_metadata(client: Client, filters: dict[str, Any]) -> None:
+    """Whatever parameters the action has (P4Runtime, "Wildcard Reads"), with a match as well as without."""
+    one = entry(EXACT, exact(b"\1"), action=forward(1), metadata=b"one", controller_metadata=5)
+    drop = p4r.TableAction(action=p4r.Action(action_id=DROP))
+    other = entry(EXACT, exact(b"\2"), action=drop, metadata=b"two", controller_metadata=6)
+    client.write((INSERT, one), (INSERT, other))
+    assert client.read(entry(EXACT, **filters)) == [one]
+    assert client.read(entry(EXACT, exact(b"\1"), **filters), entry(EXACT, exact(b"\2"), **filters)) == [one]
+
+
+def one_shot(number: int) -> p4r.Entity:
+    actions = p4r.ActionProfileActionSet(action_profile_actions=[
+        p4r.ActionProfileAction(action=forward(1).action, weight=1)])
+    return entry(SELECT, exact(bytes([number])), action=p4r.TableAction(action_profile_action_set=actions))
+
+
+def test_entries_of_one_shot_sets_that_change_while_they_are_read_are_read_as_they_are_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A long read goes on after a write with what is there, not with groups that no client knows."""
+    monkeypatch.setattr(entities, "READ_PART", 1)
+    with primary() as (server, client, _):
+        client.write(*((INSERT, one_shot(number)) for number in range(1, 6)))
+        context = server.running().context
+        parts = entities.read_in_parts(context, [entry(SELECT)])
+        first, = next(parts)
+        others = [number for number in range(1, 6) if one_shot(number) != first]
+        client.write((MODIFY, one_shot(others[0])), *((DELETE, one_shot(number)) for number in others[1:]))
+        assert list(parts) == [[one_shot(others[0])]]
+
+
+def test_a_read_waits_for_a_write_that_is_being_executed() -> None:
+    """It sees all or nothing of it (P4Runtime, "Parallelism of Read and Write Requests")."""
+    with primary() as (server, client, _):
+        asked = p4r.ReadRequest(device_id=1, entities=[entry(EXACT)])
+        with server.running().context.changing, pytest.raises(grpc.RpcError) as late:
+            list(client.stub.Read(asked, timeout=0.2))
+        assert code_of(late.value) is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert client.read(entry(EXACT)) == []
 
 
 def test_direct_resources_come_and_are_set_with_their_entry(client: Client) -> None:

@@ -7,7 +7,7 @@ from finsy.proto import p4r
 
 from softswitch.engine.byte_form import pack_fields
 from softswitch.engine.entities import DoAction
-from softswitch.engine.errors import InvalidArgument
+from softswitch.engine.errors import InvalidArgument, PermissionDenied
 from softswitch.p4runtime.schema import ActionSchema, TableSchema
 
 
@@ -41,11 +41,12 @@ def encode_action(action: ActionSchema, params: bytes, message: p4r.Action) -> N
 
 
 def decode_table_action(table: TableSchema, message: p4r.Action, *, default: bool = False) -> DoAction:
-    """Decodes an action that an entry of the table, or its default action, may run. Raises InvalidArgument."""
+    """Decodes an action that an entry of the table, or its default action, may run. Raises InvalidArgument,
+    and PermissionDenied where the program allows it elsewhere in the table alone."""
     known = table.actions.get(message.action_id)
     if known is None:
         raise InvalidArgument(f"table {table.name} has no action with id {message.action_id:#010x}")
     if not (known.as_default if default else known.in_entries):
         where = "default action" if default else "action of an entry"
-        raise InvalidArgument(f"table {table.name}: {known.action.name} must not be its {where}")
+        raise PermissionDenied(f"table {table.name}: {known.action.name} must not be its {where}")
     return DoAction(known.info.index, decode_params(known.action, message))

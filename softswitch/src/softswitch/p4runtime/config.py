@@ -255,11 +255,15 @@ def everything(context: Context) -> Iterator[tuple[int, p4r.Entity]]:
     wanted.table_entry.counter_data.SetInParent()
     wanted.table_entry.meter_config.SetInParent()
     for kind, entity in ask(insert, wanted):
-        if not entity.table_entry.is_const:
+        if entity.table_entry.is_const:
+            yield from _direct_state(entity.table_entry)
+        else:
             yield kind, entity
     wanted.table_entry.is_default_action = True
     for kind, entity in ask(modify, wanted):
-        if not entity.table_entry.is_const and entity.table_entry.action.WhichOneof("type") == "action":
+        if entity.table_entry.is_const:
+            yield from _direct_state(entity.table_entry)
+        elif entity.table_entry.action.WhichOneof("type") == "action":
             yield kind, entity
     yield from ask(modify, p4r.Entity(value_set_entry=p4r.ValueSetEntry()))
     yield from ask(insert, p4r.Entity(digest_entry=p4r.DigestEntry()))
@@ -272,6 +276,18 @@ def everything(context: Context) -> Iterator[tuple[int, p4r.Entity]]:
     for kind, entity in ask(modify, p4r.Entity(register_entry=p4r.RegisterEntry())):
         if entity.register_entry.data.bitstring.strip(b"\0"):
             yield kind, entity
+
+
+def _direct_state(entry: p4r.TableEntry) -> Iterator[tuple[int, p4r.Entity]]:
+    """The state of a const entry or default action: its meter and counter."""
+    target = p4r.TableEntry(table_id=entry.table_id, match=entry.match, priority=entry.priority,
+                            is_default_action=entry.is_default_action)
+    if entry.HasField("meter_config"):
+        meter = p4r.DirectMeterEntry(table_entry=target, config=entry.meter_config)
+        yield p4r.Update.MODIFY, p4r.Entity(direct_meter_entry=meter)
+    if entry.counter_data.packet_count or entry.counter_data.byte_count:
+        counter = p4r.DirectCounterEntry(table_entry=target, data=entry.counter_data)
+        yield p4r.Update.MODIFY, p4r.Entity(direct_counter_entry=counter)
 
 
 def _unwritten(old: Context, new: Context, entity: p4r.Entity) -> bool:
@@ -287,7 +303,8 @@ def _unwritten(old: Context, new: Context, entity: p4r.Entity) -> bool:
     for argument in first.arguments:
         action.params.add(param_id=argument.param_id, value=argument.value.lstrip(b"\0") or b"\0")
     counted = entry.counter_data.packet_count or entry.counter_data.byte_count
-    return entry.action.action == action and not counted and not entry.HasField("meter_config")
+    kept = counted or entry.HasField("meter_config") or entry.metadata or entry.controller_metadata
+    return entry.action.action == action and not kept
 
 
 def _carry_over(old: Context, new: Context) -> None:

@@ -4,6 +4,7 @@ has."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 
 from softswitch.engine.engine import Engine
@@ -24,9 +25,13 @@ class Context:
     digests: Digests
     metadata: dict[Identity, bytes] = field(default_factory=dict)
     """TableEntry.metadata, which is kept for controllers; the switch does not use it."""
+    default_metadata: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    """By table: the controller_metadata and metadata of its default action, kept in the same way."""
     group_metadata: dict[int, bytes] = field(default_factory=dict)
     """MulticastGroupEntry.metadata, which is kept for controllers as well."""
     one_shot: OneShotSets = field(init=False)
+    changing: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a write is executed, and while a part of a read is, so that it shows no write half done."""
 
     def __post_init__(self) -> None:
         self.one_shot = OneShotSets(self.engine)
@@ -34,5 +39,6 @@ class Context:
     def reset(self) -> None:
         """Forgets what is kept for controllers, when the engine's state was reset."""
         self.metadata.clear()
+        self.default_metadata.clear()
         self.group_metadata.clear()
         self.one_shot = OneShotSets(self.engine)

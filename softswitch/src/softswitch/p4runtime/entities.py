@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from finsy.proto import p4r
@@ -11,6 +12,9 @@ from finsy.proto import p4r
 from softswitch.engine.errors import EngineError, InvalidArgument, Unimplemented
 from softswitch.p4runtime import arrays, direct, profiles, replication, tables, value_sets
 from softswitch.p4runtime.context import Context
+
+READ_PART = 16_384
+"""Most entities that are read at once: writes wait for them, and they are in memory together."""
 
 _Write = Callable[[Context, str, Any], None]
 _Read = Callable[[Context, Any], Iterator[p4r.Entity]]
@@ -47,10 +51,13 @@ def _unpack(entity: p4r.Entity) -> tuple[str, Any]:
 
 
 def write(context: Context, updates: Iterable[p4r.Update]) -> list[EngineError | None]:
-    """Executes updates in order, also after one has failed, and returns an error or None for each.
+    """Executes updates in order, also after one has failed, and returns an error or None for each."""
+    with context.changing:
+        return _write(context, updates)
 
-    Consecutive table writes of one kind go to the switch in one batch.
-    """
+
+def _write(context: Context, updates: Iterable[p4r.Update]) -> list[EngineError | None]:
+    """Consecutive table writes of one kind go to the switch in one batch."""
     updates = list(updates)
     results: list[EngineError | None] = []
     at = 0
@@ -83,6 +90,17 @@ def _write_one(context: Context, kind: str | None, update: p4r.Update) -> Engine
     except EngineError as error:
         return error
     return None
+
+
+def read_in_parts(context: Context, asked: Iterable[p4r.Entity]) -> Iterator[list[p4r.Entity]]:
+    """The same as `read`, while others write: each part is of one state."""
+    found = read(context, asked)
+    while True:
+        with context.changing:
+            part = list(islice(found, READ_PART))
+        if not part:
+            return
+        yield part
 
 
 def read(context: Context, asked: Iterable[p4r.Entity]) -> Iterator[p4r.Entity]:

@@ -108,6 +108,10 @@ class OneShotSets:
         del self._sets[table.id, do.group]
         self._sets_of[table.profile.id] -= 1
 
+    def is_gone(self, table: TableSchema, do: DoGroup) -> bool:
+        """True for the group of an action set whose entry was deleted or got another one."""
+        return do.group >= FIRST_ID and (table.id, do.group) not in self._sets
+
     def describe(self, table: TableSchema, do: DoGroup, message: p4r.TableAction) -> bool:
         """Fills the message with the action set as the client wrote it; False where `do` is an ordinary group."""
         stored = self._sets.get((table.id, do.group))

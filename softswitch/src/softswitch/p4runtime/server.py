@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -225,6 +226,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
             entry = read_idle_entry(event, pipeline.context.engine.info)
             table = pipeline.context.schema.table(entry.table.id)
             message = p4r.StreamMessageResponse()
+            message.idle_timeout_notification.timestamp = time.time_ns()
             tables.encode_idle(pipeline.context, table, entry, message.idle_timeout_notification.table_entry.add())
             self._notify_primaries(message)
         elif event.kind is EventKind.LOST:
@@ -343,15 +345,10 @@ class Server(p4r_grpc.P4RuntimeServicer):
             self._arbitration.check_device(request.device_id)
             permission = self._arbitration.permission(request.role)
             permission.check_read(request.entities)
-            response = p4r.ReadResponse()
-            for entity in entities.read(self._configuration.running().context, request.entities):
-                if permission.shows(entity):
-                    response.entities.append(entity)
-                if len(response.entities) == READ_CHUNK:
-                    yield response
-                    response = p4r.ReadResponse()
-            if response.entities:
-                yield response
+            for part in entities.read_in_parts(self._configuration.running().context, request.entities):
+                shown = [entity for entity in part if permission.shows(entity)]
+                for at in range(0, len(shown), READ_CHUNK):
+                    yield p4r.ReadResponse(entities=shown[at : at + READ_CHUNK])
         except EngineError as error:
             abort(context, error)
 
@@ -416,8 +413,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
                 self._packet_out(session, request.packet)
             elif kind == "digest_ack":
                 error.error.digest_list_ack.digest_list_ack.CopyFrom(request.digest_ack)
-                self._arbitration.permission(session.role).check_object(request.digest_ack.digest_id, "digest")
-                self._configuration.running().context.digests.acknowledge(request.digest_ack)
+                self._acknowledge(session, request.digest_ack)
             else:
                 error.error.other.SetInParent()
                 raise InvalidArgument("stream message: expected arbitration, packet or digest_ack, got "
@@ -440,12 +436,22 @@ class Server(p4r_grpc.P4RuntimeServicer):
                     session.send(notices.port_status(port, up=False))
 
     def _packet_out(self, session: Session, message: p4r.PacketOut) -> None:
-        if not self._arbitration.is_primary(session):
-            raise PermissionDenied("packet-out: only the primary controller sends packets, and this stream is a "
-                                   "backup's; become primary by a higher election id")
-        self._arbitration.permission(session.role or "").check_packet_out()
+        self._permission(session, "packet-out: only the primary controller sends packets").check_packet_out()
         context = self._configuration.running().context
         context.engine.packet_out(packet_io.decode_packet_out(context.schema.packet_out, message))
+
+    def _acknowledge(self, session: Session, message: p4r.DigestListAck) -> None:
+        permission = self._permission(session, "digest_ack: only the primary controller acknowledges lists")
+        permission.check_object(message.digest_id, "digest")
+        context = self._configuration.running().context
+        context.schema.digest(message.digest_id)
+        context.digests.acknowledge(message)
+
+    def _permission(self, session: Session, rule: str) -> Permission:
+        """The permission of a stream's role. Raises PermissionDenied for all but the primary's stream."""
+        if not self._arbitration.is_primary(session):
+            raise PermissionDenied(f"{rule}, and this stream is a backup's; become primary by a higher election id")
+        return self._arbitration.permission(session.role or "")
 
 
 def _role(request: Any) -> str:

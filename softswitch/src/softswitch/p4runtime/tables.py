@@ -120,6 +120,15 @@ def _check_direct(table: TableInfo, message: p4r.TableEntry) -> None:
         decode_count(message.counter_data, table.name)
 
 
+def _modify_const(context: Context, table: TableSchema, message: p4r.TableEntry) -> None:
+    """Writes the meter and counter of a const entry, nothing else of which changes (P4Runtime, "Constant Tables")."""
+    if message.HasField("action") or message.metadata or message.controller_metadata or message.idle_timeout_ns:
+        _const_guard(table)
+    _idle_guard(message, supported=False)
+    _check_direct(table.info, message)
+    _write_direct(context, table.info, context.engine.entry(table.info, *decode_key(table, message)), message)
+
+
 def decode_entry(context: Context, kind: str, message: p4r.TableEntry) -> Entry:
     """Decodes an entry to insert, modify or delete. Raises EngineError."""
     table = context.schema.table(message.table_id)
@@ -153,6 +162,8 @@ def write_entries(context: Context, kind: str, messages: list[p4r.TableEntry]) -
                 flush_entries(context, kind, messages, ready, results)
                 ready = []
                 _write_default(context, kind, message)
+            elif kind == "modify" and (table := context.schema.table(message.table_id)).info.const_entries:
+                _modify_const(context, table, message)
             else:
                 ready.append((i, decode_entry(context, kind, message)))
         except EngineError as error:
@@ -211,10 +222,12 @@ def _write_default(context: Context, kind: str, message: p4r.TableEntry) -> None
         raise PermissionDenied(f"table {table.name}: its default action is const")
     _check_direct(table.info, message)
     kind_of = message.action.WhichOneof("type")
-    if kind_of is None:
+    if kind_of is None:  # back to the program's, without metadata
         context.engine.set_default(table.info, None)
+        context.default_metadata.pop(table.id, None)
     elif kind_of == "action":
         context.engine.set_default(table.info, decode_table_action(table, message.action.action, default=True))
+        context.default_metadata[table.id] = message.controller_metadata, message.metadata
     else:
         raise InvalidArgument(f"table {table.name}: a default action must be an action, got {kind_of}")
     _write_direct(context, table.info, None, message)
@@ -283,18 +296,32 @@ def asked_tables(context: Context, ident: int) -> list[TableSchema]:
 
 
 def asked_entries(context: Context, table: TableSchema, asked: p4r.TableEntry) -> Iterator[Entry]:
-    """The entries that a read selects: one by its match, or all with the given priority, metadata and action."""
+    """The entries that a read selects: one by its match, or all, with the given priority, metadata and action."""
     if asked.match:
         with contextlib.suppress(NotFound):  # like BMv2, a read of an entry that does not exist returns nothing
-            key, mask, priority = decode_key(table, asked)
-            yield context.engine.entry(table.info, key, mask, priority)
+            found = context.engine.entry(table.info, *decode_key(table, asked))
+            if _selected(context, table, asked, found):
+                yield found
         return
     for entry in context.engine.entries(table.info):
-        if asked.priority and entry.priority != asked.priority:
-            continue
-        if asked.controller_metadata and entry.cookie != asked.controller_metadata & (2**64 - 1):
-            continue
-        yield entry
+        if isinstance(entry.do, DoGroup) and context.one_shot.is_gone(table, entry.do):  # written since its page came
+            with contextlib.suppress(NotFound):
+                now = context.engine.entry(table.info, entry.key, entry.mask, entry.priority)
+                if _selected(context, table, asked, now):
+                    yield now
+        elif _selected(context, table, asked, entry):
+            yield entry
+
+
+def _selected(context: Context, table: TableSchema, asked: p4r.TableEntry, entry: Entry) -> bool:
+    if asked.priority and entry.priority != asked.priority:
+        return False
+    if asked.controller_metadata and entry.cookie != asked.controller_metadata & (2**64 - 1):
+        return False
+    if asked.metadata and context.metadata.get(_identity(entry)) != asked.metadata:
+        return False
+    action = asked.action.action.action_id
+    return not action or (isinstance(entry.do, DoAction) and table.info.actions[entry.do.action].id == action)
 
 
 def read_entries(context: Context, asked: p4r.TableEntry) -> Iterator[p4r.Entity]:
@@ -308,6 +335,7 @@ def read_entries(context: Context, asked: p4r.TableEntry) -> Iterator[p4r.Entity
             message = entity.table_entry
             message.table_id, message.is_default_action = table.id, True
             message.is_const = table.info.const_default
+            message.controller_metadata, message.metadata = context.default_metadata.get(table.id, (0, b""))
             _encode_do(context, table, default.do, message.action)
             _encode_direct(table, default, asked, message)
             yield entity
