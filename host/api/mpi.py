@@ -14,6 +14,7 @@ case, which pickle objects, are not offered.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, Final
 
 import numpy as np
@@ -224,11 +225,23 @@ def _array(buffer: Buffer, name: str, *, write: bool = False) -> Array:
     if write and not array.flags.writeable:
         raise ValueError(f"{name} is read-only")
     for said in extra:
-        if isinstance(said, int) and said != array.size:
-            raise ValueError(f"{name}: count {said}, but the array has {array.size} elements: give a slice of it")
-        if isinstance(said, np.dtype) and said != array.dtype:
-            raise ValueError(f"{name}: datatype {said}, but the array has {array.dtype}")
+        if isinstance(said, Integral):
+            if said != array.size:
+                raise ValueError(f"{name}: count {said}, but the array has {array.size} elements: give a slice of it")
+        elif said is not None and _datatype(said, name) != array.dtype:
+            raise ValueError(f"{name}: datatype {_datatype(said, name)}, but the array has {array.dtype}")
     return array.reshape(-1)
+
+
+def _datatype(said: object, name: str) -> np.dtype[Any]:
+    """The datatype that a buffer's list names, as numpy does.  Raises ValueError for what names none."""
+    try:
+        if isinstance(said, str | type | np.dtype):
+            return np.dtype(said)
+    except TypeError:
+        pass
+    raise ValueError(f"{name}: {said!r}: expected a datatype, or one number, the count of all elements: for a "
+                     "displacement give a slice")
 
 
 def __getattr__(name: str) -> Comm:

@@ -42,6 +42,7 @@ def test_allreduce_in_place_and_not(rail: str) -> None:
 
     def work(comm: MPI.Comm) -> None:
         send, total = np.full((2, 5), comm.rank, np.float32), np.empty((2, 5), np.float32)
+        comm.Allreduce([send, np.int64(10), "f"], [total, None, np.float32])
         comm.Allreduce([send, MPI.FLOAT], [total, 10, MPI.FLOAT])
         assert (total == 3).all()
         assert (send == comm.rank).all()
@@ -168,6 +169,12 @@ def test_what_is_only_sent_may_be_read_only(rail: str) -> None:
         (lambda c: c.Bcast(b"fixed", root=1), ValueError, "buf is read-only"),
         (lambda c: c.Bcast([np.zeros(3), 2]), ValueError, "count 2, but the array has 3"),
         (lambda c: c.Bcast([np.zeros(3), MPI.FLOAT]), ValueError, "datatype float32, but the array has float64"),
+        (lambda c: c.Bcast([np.zeros(8), np.int64(4)]), ValueError, "count 4, but the array has 8"),
+        (lambda c: c.Bcast([np.zeros(8), (4, 2)]), ValueError, r"\(4, 2\): expected a datatype, or one number"),
+        (lambda c: c.Bcast([np.zeros(8), 8.0]), ValueError, "8.0: expected a datatype, or one number"),
+        (lambda c: c.Bcast([np.zeros(8), "no type"]), ValueError, "'no type': expected a datatype"),
+        (lambda c: c.Bcast([np.zeros(8, "f4"), 8, "d"]), ValueError, "datatype float64, but the array has float32"),
+        (lambda c: c.Bcast([np.zeros(8, "f4"), np.float64]), ValueError, "datatype float64, but the array has float32"),
         (lambda c: c.Allgather(np.zeros(1), np.zeros(4)), ValueError, "expected a multiple of 3"),
         (lambda c: c.Reduce(MPI.IN_PLACE, None, root=1), ValueError, "IN_PLACE is for the root, 1, alone"),
         (lambda c: c.Reduce(np.zeros(1), None), ValueError, "recvbuf is None"),
