@@ -270,7 +270,7 @@ class NetfoldGroup(dist.ProcessGroup):
 
     def abort(self) -> None:
         """Ends operations under way, and a ``shutdown`` on another thread, with an error, and leaves the job.  Does
-        nothing after the group has left."""
+        nothing after the group has left.  What gloo does cannot be ended: a wait for it lasts until its time-out."""
         communicator, reducer, messenger = (
             self.__dict__.get(name) for name in ("communicator", "_reducer", "_messenger")
         )
