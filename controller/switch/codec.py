@@ -132,11 +132,13 @@ class Codec:
         if message.HasField("table_entry"):
             return self._table_entry(message.table_entry)
         session = message.packet_replication_engine_entry.clone_session_entry
-        if session.session_id and len(session.replicas) == 1:
+        if (session.session_id and len(session.replicas) == 1
+                and not session.packet_length_bytes and not session.class_of_service):
             return Clone(session.session_id, _port(session.replicas[0]))
         group = message.packet_replication_engine_entry.multicast_group_entry
         if group.multicast_group_id == 0:
-            raise CodecError(f"expected a table entry, a multicast group or a clone session to one port, got {message}")
+            raise CodecError(f"expected a table entry, a multicast group or a clone session of whole packets to "
+                             f"one port, got {message}")
         return Multicast(group.multicast_group_id, tuple(sorted(
             ((_port(replica), replica.instance) for replica in group.replicas), key=lambda replica: replica[::-1])))
 

@@ -29,7 +29,7 @@ from google.protobuf.struct_pb2 import Struct
 from netfold.controller.switch import arbitration, channel, probe, reach
 from netfold.controller.switch.arbitration import EOF
 from netfold.controller.switch.codec import Cells, CodecError, Wanted
-from netfold.controller.switch.entities import State
+from netfold.controller.switch.entities import Conflict, State
 from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.reconcile import Update
@@ -95,7 +95,8 @@ class Session:
 
     election_id  to arbitrate with; 0: the switch is asked for the highest one so far, by an id that `looking` makes,
                  and `claim` makes one above it
-    others       election ids of strangers that were primary since the program was pushed last; sessions add to it.
+    others       election ids of strangers that were primary since the program was pushed last, 0 for one that is known
+                 by what it did alone; sessions add to it.
                  After one the program is pushed anew, which alone clears everything: default actions, registers, meters
     trusts       whether an id is of another controller of this fabric, which leaves the program as it is
     """
@@ -409,7 +410,8 @@ class Session:
 
     async def read_state(self, tables: Iterable[str]) -> State:
         """The entries of those of ``tables`` that the program has, all multicast groups and all clone sessions.  Raises
-        SwitchError."""
+        SwitchError, also for those that this controller never writes: a stranger has left them, and so the next
+        session pushes the program anew."""
         wanted = [self._codec.read_table(table) for table in tables if self._codec.has_table(table)]
         wanted += [self._codec.read_multicast(), self._codec.read_clones()]
         request = p4r.ReadRequest(device_id=self._device_id, entities=wanted)
@@ -419,7 +421,8 @@ class Session:
                 answers.append(answer)
         try:
             return await asyncio.to_thread(self._codec.held, answers)
-        except CodecError as error:
+        except (CodecError, Conflict) as error:
+            self._others.add(0)
             raise SwitchError(f"{self.name} ({self.address}): read back what this controller never writes: {error}"
                               ) from error
 

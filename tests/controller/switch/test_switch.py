@@ -186,6 +186,29 @@ async def test_after_another_client_the_program_is_pushed_anew(tmp_path: Path) -
             assert await s.ensure_pipeline() == pushed
 
 
+@pytest.mark.parametrize("left", [
+    p4r.CloneSessionEntry(session_id=5, replicas=[p4r.Replica(egress_port=1), p4r.Replica(egress_port=2, instance=1)]),
+    p4r.CloneSessionEntry(session_id=5),
+    p4r.CloneSessionEntry(session_id=5, replicas=[p4r.Replica(egress_port=5)], packet_length_bytes=14),
+    p4r.CloneSessionEntry(session_id=5, replicas=[p4r.Replica(egress_port=5)], class_of_service=3),
+], ids=["two ports", "no port", "parts of packets", "a class"])
+async def test_after_what_this_controller_never_writes_the_program_is_pushed_anew(
+    left: p4r.CloneSessionEntry, tmp_path: Path
+) -> None:
+    """It would keep the switch out for good: nobody can write the difference to it."""
+    server = ScriptedServer()
+    server.cookie = PIPELINE.cookie
+    server.entities = [p4r.Entity(
+        packet_replication_engine_entry=p4r.PacketReplicationEngineEntry(clone_session_entry=left))]
+    others: set[int] = set()
+    async with session(tmp_path, server, others=others) as s:
+        assert not await s.ensure_pipeline()
+        with pytest.raises(SwitchError, match=r"never writes.* a clone session of whole packets to one port"):
+            await s.read_state([])
+    async with session(tmp_path, server, others=others) as s:
+        assert await s.ensure_pipeline()
+
+
 async def test_a_primary_below_our_election_id_is_old_news(tmp_path: Path) -> None:
     """BMv2 names an observer after our claim; the session goes on, and ends with the next client above it."""
     server = ScriptedServer()
