@@ -261,6 +261,23 @@ def test_a_timeout_of_a_nanosecond_does_not_fill_the_stream(engine: LocalEngine)
     assert len(engine.events) == 3
 
 
+def test_idle_entries_are_looked_for_less_often_the_more_there_are(engine: LocalEngine) -> None:
+    """Entries whose timeouts end one after another do not cost a look at all of them each; none is missed."""
+    table = engine.table("exact")
+    base, second, number = engine.now_us, 1_000_000, 4000
+    looks = 0
+    for i in range(number):
+        engine.insert(replace(entry(table, [(i, ONES32)], 7), idle_timeout_ns=second * 1000))
+        engine.advance(base + i * 100)
+    now = base + second // 2
+    while len(engine.events) < number and now < base + 2 * second:
+        now = max(now + 1, engine.advance(now))
+        looks += 1
+    assert len(engine.events) == number
+    assert engine.now_us <= base + second + number * 100 + 20_000
+    assert looks <= number // 10
+
+
 def test_reads_page_through_a_large_table(engine: LocalEngine) -> None:
     """All entries come once, whatever the size; batches of writes answer one by one."""
     table = engine.table("exact")

@@ -158,6 +158,26 @@ static int insert(ss_switch *sw, ss_table *t, ss_writer *w, const uint64_t *key,
     return SS_OK;
 }
 
+/* Least time between two reports of an entry that nothing hits: a timeout of a nanosecond must not fill the stream. */
+#define IDLE_PERIOD_US 100000u
+
+/* When the entry is to be reported next.  A hit and a report start the timer anew (P4Runtime 9.1.5). */
+static uint64_t idle_end(const ss_rule *rule) {
+    uint64_t idle_us = rule->idle_ns / 1000 + (rule->idle_ns % 1000 != 0), since = rule->last_hit;
+    if (rule->idle_reported > since) {
+        since = rule->idle_reported;
+        if (idle_us < IDLE_PERIOD_US) idle_us = IDLE_PERIOD_US;
+    }
+    return idle_us < UINT64_MAX - since ? since + idle_us : UINT64_MAX;
+}
+
+static void time_idle(ss_switch *sw, const ss_rule *rule) {
+    uint64_t ends = idle_end(rule);
+    if (ends < sw->idle_rest) ends = sw->idle_rest;
+    if (!sw->idle_wanted || ends < sw->idle_due) sw->idle_due = ends;
+    sw->idle_wanted = true;
+}
+
 int ss_do_table_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
     int status = SS_OK;
     uint8_t kind = get_u8(r);
@@ -190,7 +210,7 @@ int ss_do_table_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
     rule->cookie = cookie;
     rule->idle_ns = idle_ns;
     rule->idle_reported = 0;
-    if (idle_ns) sw->idle_wanted = true, sw->idle_due = 0;
+    if (idle_ns) time_idle(sw, rule);
     put_u64(w, rule->handle);
     return SS_OK;
 }
@@ -378,9 +398,6 @@ bool ss_entries_const(ss_switch *sw) {
 
 /* ---- idle timeouts ----------------------------------------------------------------------------------------------- */
 
-/* Least time between two reports of an entry that nothing hits: a timeout of a nanosecond must not fill the stream. */
-#define IDLE_PERIOD_US 100000u
-
 static void report_idle(ss_switch *sw, uint32_t table, const ss_rule *rule) {
     const ss_table *t = &sw->tables[table];
     size_t cap = 256 + 16 * t->words + rule->n_params;
@@ -392,24 +409,16 @@ static void report_idle(ss_switch *sw, uint32_t table, const ss_rule *rule) {
     free(buffer);
 }
 
-/* When the entry is to be reported next.  A hit and a report start the timer anew (P4Runtime 9.1.5). */
-static uint64_t idle_end(const ss_rule *rule) {
-    uint64_t idle_us = rule->idle_ns / 1000 + (rule->idle_ns % 1000 != 0), since = rule->last_hit;
-    if (rule->idle_reported > since) {
-        since = rule->idle_reported;
-        if (idle_us < IDLE_PERIOD_US) idle_us = IDLE_PERIOD_US;
-    }
-    return idle_us < UINT64_MAX - since ? since + idle_us : UINT64_MAX;
-}
-
 uint64_t ss_tick(ss_switch *sw, uint64_t now_us) {
     sw->now_us = now_us;
     if (!sw->idle_wanted) return UINT64_MAX;
     if (now_us < sw->idle_due) return sw->idle_due;
     uint64_t due = UINT64_MAX;
     bool wanted = false;
+    sw->idle_rest = now_us;
     for (uint32_t i = 0; i < sw->program->n_tables; i++) {
         ss_table *t = &sw->tables[i];
+        if (t->info->idle_timeout) sw->idle_rest += t->n_slots;
         for (uint32_t s = 0; t->info->idle_timeout && s < t->n_slots; s++) {
             ss_rule *rule = t->slots[s];
             if (!rule || !rule->idle_ns) continue;
@@ -424,5 +433,5 @@ uint64_t ss_tick(ss_switch *sw, uint64_t now_us) {
         }
     }
     sw->idle_wanted = wanted;
-    return sw->idle_due = due;
+    return sw->idle_due = due > sw->idle_rest ? due : sw->idle_rest;
 }

@@ -64,6 +64,7 @@ struct ss_switch {
     ss_idmap multicasts, clones;
     bool idle_wanted;
     uint64_t idle_due;
+    uint64_t idle_rest; /* no search before: a microsecond an entry of the last one, which took a fraction of it */
     struct ss_custom_crc *crcs[SS_MAX_CRCS + 1]; /* by number; NULL: not set, as the plain one */
     TRACE(ss_trace trace;)
 };
