@@ -194,7 +194,7 @@ class Inspection:
         try:
             return await self._targets[switch].client.probe_all(held)
         except SwitchError as error:
-            raise Refusal(Code.UNAVAILABLE, str(error)) from error
+            raise Refusal(Code.FAILED_PRECONDITION, str(error)) from error
 
     # ---- gRPC handlers ---------------------------------------------------------------------------------------------
 

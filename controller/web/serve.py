@@ -64,7 +64,7 @@ from elsewhere, and no other site shows the page as its own."""
 REFUSALS: Final = {
     Code.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED, Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
     Code.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS, Code.NOT_FOUND: HTTPStatus.NOT_FOUND,
-    Code.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+    Code.FAILED_PRECONDITION: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 """HTTP's status for each gRPC code; others are 400."""
 OPERATORS: Final = frozenset({"/slots.json", "/fault", "/packet"})

@@ -23,14 +23,15 @@ from netfold.controller.operations import stall
 from netfold.controller.switch import probe, switch
 from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.switch import SwitchError
+from netfold.controller.web import serve
 from netfold.fabric.folding import slots, trees
 from netfold.fabric.folding.trees import FEW_CHILDREN, MAX_CHILDREN
 from netfold.fabric.generate import leafspine
 from netfold.plain_console import Terminal
-from netfold.rpc.rpc import Unreachable
+from netfold.rpc.rpc import CallRefused, Refusal, Unreachable
 from netfold.wire import stalls
 from netfold.wire.jobs import AskMissing, MissingContributions
-from support.control.controller import BOUND, MemorySession, ScriptedServer, session
+from support.control.controller import BOUND, MemorySession, ScriptedServer, session, until
 from support.control.jobs import rig
 from support.models.slots import fold
 
@@ -251,6 +252,23 @@ async def test_a_rank_that_waits_is_told_for_whom(tmp_path: Path) -> None:
         assert (other.ranks, other.why) == ([], [])
         with pytest.raises(grpc.aio.AioRpcError, match="rank 9: secret: expected that of this rank"):
             await r.call("Missing", msgspec.structs.replace(ask, rank=9), MissingContributions)
+
+
+async def test_a_switch_that_is_silent_or_down_is_not_taken_for_the_controller(tmp_path: Path) -> None:
+    """The controller answers, and says which switch does not."""
+    async with rig(tmp_path) as r:
+        await r.together(4)
+        r.controller.targets["leaf1"].fall_silent("its P4Runtime server has not answered in 2 times 0.2 s")
+        with pytest.raises(CallRefused, match="refused: leaf1: its P4Runtime server has not"):
+            await client.stall(r.fabric.jobs, "j")
+        r.switches["leaf2"].unreachable = True
+        r.switches["leaf2"].break_session("the machine is off")
+        await until(lambda: not r.controller.targets["leaf2"].is_up)
+        with pytest.raises(CallRefused, match="leaf2 is down: "):
+            await client.slots(r.fabric.jobs, "leaf2")
+        with pytest.raises(Refusal) as refused:
+            await r.controller.inspection.slots("leaf2")
+        assert serve.refused(refused.value).status == 503
 
 
 async def test_operators_see_open_slots_and_who_is_missing(tmp_path: Path) -> None:
