@@ -360,7 +360,8 @@ class PathService:
         whole = await asyncio.to_thread(self._steering.plan, given)
         ways, (path, kind) = whole.get(request.switch, Forwarding()), path_of(request.source_port)
         uplinks = [hop.port for hop in ways.hops(request.leaf)]
-        if len(uplinks) < 2 or getattr(ways.ports(request.leaf, path), kind) == NO_PORT:
+        if (not self._steering.names_path(request.source_port) or len(uplinks) < 2
+                or getattr(ways.ports(request.leaf, path), kind) == NO_PORT):
             raise Refusal(Code.NOT_FOUND, f"{request.switch} pins no source port {request.source_port} for "
                                           f"{request.leaf}; `netfold paths show --pins` lists them")
         if request.port and request.port not in uplinks:

@@ -44,7 +44,7 @@ from netfold.fabric.routing.path_graph import Path, PathGraph, Way
 from netfold.fabric.routing.path_names import path_names
 from netfold.fabric.routing.routes import NextHop
 from netfold.wire import roce
-from netfold.wire.paths import udp_port
+from netfold.wire.paths import tcp_ports, udp_port
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -216,6 +216,11 @@ class Steering:
     def ports(self, paths: PathGraph, source: str, destination: str) -> dict[int, Path]:
         """Every path from leaf to leaf by its UDP source port.  Raises PathError where there is none."""
         return {self._port(way): way.path for way in paths.ways(source, destination)}
+
+    def names_path(self, source_port: int) -> bool:
+        """True if a UDP or TCP port names a path of the fabric: others share bits with those that do."""
+        named = source_port if source_port < roce.TCP_PATH_PORT else udp_port(source_port)
+        return source_port in (named, *tcp_ports(named)) and 0 < named - roce.PATH_PORT <= self.names.most
 
     def _port(self, way: Way) -> int:
         """The UDP source port of a path: its middle switch's, and in each further layer one beyond all of those.

@@ -354,6 +354,8 @@ async def test_what_cannot_be_is_refused(tmp_path: Path, method: str, request_: 
 @pytest.mark.parametrize(("method", "request_", "words"), [
     ("SetMode", path_service.SetMode("ecmp", ["leaf9"]), "no leaf 'leaf9'"),
     ("SetPin", path_service.SetPin("leaf1", "leaf2", 50_000, 3), "pins no source port 50000"),
+    ("SetPin", path_service.SetPin("leaf1", "leaf2", 65_537, 4), "pins no source port 65537"),
+    ("SetPin", path_service.SetPin("leaf1", "leaf2", SPINE1 - 65_536, 4), "pins no source port -4095"),
     ("SetPin", path_service.SetPin("leaf1", "leaf2", SPINE1, 1), r"one of \[3, 4\]"),
 ])
 async def test_operators_hear_what_is_wrong(tmp_path: Path, method: str, request_: msgspec.Struct, words: str) -> None:

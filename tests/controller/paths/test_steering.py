@@ -263,3 +263,14 @@ def test_a_port_is_understood_whatever_is_down() -> None:
         path_over(steering, "leaf1", spine, "leaf2") for spine in ("spine1", "spine2")]
     assert steering.path("h1", "h3", 50_000) is None
     assert steering.path("h1", "h2", next(iter(ports))) is None
+
+
+def test_only_ports_of_the_fabrics_own_paths_name_one() -> None:
+    """Not the ports that spray, nor those beyond a port's 16 bits or the greatest number, which share bits with them:
+    of three tiers, switches look at the lower digit alone."""
+    for fabric in (leafspine(2, 2, 2), threetier(2, 2, 2, 2, 2)):
+        steering = Steering(fabric)
+        most = steering.names.most
+        udp = {roce.PATH_PORT + number for number in range(1, most + 1)}
+        named = udp | {port for name in udp for port in tcp_ports(name)}
+        assert {port for port in range(-70_000, 140_000) if steering.names_path(port)} == named
