@@ -27,7 +27,7 @@ from typing import Final
 import msgspec
 
 from netfold.controller import exposure, garbage
-from netfold.controller.controller import Controller
+from netfold.controller.controller import START_TIMEOUT, Controller
 from netfold.controller.heartbeat import Heartbeat
 from netfold.controller.jobs import fabric_key
 from netfold.controller.jobs.callers import Callers
@@ -52,11 +52,11 @@ class Standby:
 
     observe   makes the observer of a switch; the argument is called when what it sees changes
     beats     makes the heartbeat of the first controller, of the arguments of `Heartbeat`
-    insecure  as of `Controller`
+    insecure, start_timeout  as of `Controller`
     """
 
     def __init__(
-        self, fabric: Fabric, *, insecure: bool = False,
+        self, fabric: Fabric, *, insecure: bool = False, start_timeout: float = START_TIMEOUT,
         observe: Callable[[Switch, Callable[[], None]], Observer] | None = None,
         beats: Callable[..., Heartbeat] | None = None,
     ) -> None:
@@ -72,6 +72,7 @@ class Standby:
         callers.load()
         exposure.check(self.fabric, token=callers.exist, insecure=insecure)
         self._insecure = insecure
+        self._start_timeout = start_timeout
         self._changed = asyncio.Event()
         key = fabric_key.load(self.fabric)  # now, rather than when it is needed
         self._elections = {switch.name: Elections(key, switch.device_id) for switch in fabric.switches}
@@ -94,6 +95,7 @@ class Standby:
             log.warning("the first controller %s: taking over %s",
                         "hangs" if self._heartbeat.health == "hung" else "has gone", ", ".join(sorted(reached)))
             controller = Controller(self.fabric, pipeline=made, insecure=self._insecure, needed=reached,
+                                    start_timeout=self._start_timeout,
                                     seen={observer.name: observer.last for observer in self._observers})
             try:
                 async with contextlib.AsyncExitStack() as running:

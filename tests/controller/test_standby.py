@@ -11,13 +11,16 @@ import grpc
 import msgspec
 import pytest
 from finsy.proto import p4r, rpc_code
+from typer.testing import CliRunner
 
+from netfold.cli.app import app
 from netfold.controller import standby as module
 from netfold.controller.heartbeat import Health, Heartbeat
 from netfold.controller.standby import Standby
 from netfold.controller.switch import observer as observing
 from netfold.controller.switch.election import Elections
 from netfold.controller.switch.observer import Observer
+from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError, Switch
 from netfold.rpc.certificates import Certificates
@@ -310,3 +313,25 @@ async def test_a_switch_whose_certificate_was_renewed_is_still_watched(
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await running.stop(None)
+
+
+def test_the_seconds_of_netfold_up_are_those_for_the_switches_of_a_takeover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--timeout` is what its help says, with `--standby`, too."""
+    given: list[float] = []
+
+    async def gone(_: Standby) -> set[str]:
+        return {"leaf1"}
+
+    def controller(*_: object, start_timeout: float, **others: object) -> object:
+        given.append(start_timeout)
+        raise FabricError("seen enough")
+
+    monkeypatch.setattr(Standby, "wait", gone)
+    monkeypatch.setattr(module, "Controller", controller)
+    monkeypatch.setattr(module.pipeline, "of_fabric", lambda fabric: None)
+    file = tmp_path / "lab.toml"
+    fabric_file.save(standby(tmp_path)[0].fabric, file)
+    outcome = CliRunner().invoke(app, ["up", str(file), "--standby", "--timeout", "7"])
+    assert (outcome.exit_code, given) == (1, [7.0]), outcome.output

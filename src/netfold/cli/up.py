@@ -89,7 +89,7 @@ def up(
         show(awaited(compare(fabric)))
         return
     if standby:
-        awaited(_stand_by(fabric, insecure))
+        awaited(_stand_by(fabric, timeout, insecure))
         return
     awaited(_serve(fabric, timeout, insecure))
 
@@ -140,7 +140,7 @@ async def _serve(fabric: Fabric, timeout: float, insecure: bool) -> None:
         await controller.stop()
 
 
-async def _stand_by(fabric: Fabric, insecure: bool) -> None:
+async def _stand_by(fabric: Fabric, timeout: float, insecure: bool) -> None:
     from netfold.controller.standby import Standby
 
     stopped = asyncio.Event()
@@ -151,7 +151,7 @@ async def _stand_by(fabric: Fabric, insecure: bool) -> None:
         with contextlib.suppress(OSError):  # a log on a full disk must not end the standby
             print(line, flush=True)
 
-    running = asyncio.create_task(Standby(fabric, insecure=insecure).run(say))
+    running = asyncio.create_task(Standby(fabric, insecure=insecure, start_timeout=timeout).run(say))
     stopping = asyncio.create_task(stopped.wait())
     await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
     running.cancel()
