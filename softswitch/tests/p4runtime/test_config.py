@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +24,7 @@ from softswitch.compiler.driver import Program, compile_source
 from softswitch.p4runtime import crashes
 from softswitch.p4runtime.program import Built, Compiler
 from softswitch.p4runtime.server import Server
+from softswitch.thrift.serving import ServedSwitch
 from switch_support.client import DELETE, INSERT, MODIFY, TIMEOUT, Client, Stream, code_of, serving
 from switch_support.p4 import basic
 from switch_support.switch import probe_builder, probe_config, probe_p4info
@@ -206,6 +208,32 @@ def test_reconcile_keeps_what_controllers_made_of_initial_entries(bench: tuple[S
     before = state(client)
     client.push(config(changed), Set.RECONCILE_AND_COMMIT)
     assert state(client) == before
+
+
+def test_reconcile_keeps_the_parameters_of_custom_crcs(bench: tuple[Server, Client, Stream]) -> None:
+    """The changed program hashes as the old one did; one without the calculation is refused."""
+    server, client, _ = bench
+    stirred = basic().replace("ports.count((bit<32>) s.ingress_port);", """
+        bit<32> crc;
+        hash(crc, HashAlgorithm.crc32_custom, 32w0, { 8w65 }, 33w0x100000000);
+        seen.write(0, crc);""")
+    client.push(config(compile_source(stirred, "crc.p4")))
+    ServedSwitch(server, None).set_crc("calc", 32, 0x04C11DB7, 0, 0, data_reflected=False, remainder_reflected=False)
+
+    def hashed() -> int:
+        engine = server.running().context.engine
+        engine.write_register(engine.register("I.seen"), 0, [0])
+        engine.packet_out(b"\0\0" + bytes(14))
+        return engine.read_register(engine.register("I.seen"))[0]
+
+    before = hashed()
+    assert before not in (0, zlib.crc32(b"A"))
+    client.push(config(compile_source(stirred.replace("seen.write(0, n + 1)", "seen.write(0, n + 2)"), "crc.p4")),
+                Set.RECONCILE_AND_COMMIT)
+    assert hashed() == before
+    plain = stirred.replace("crc32_custom", "crc32")
+    error = refused(client, config(compile_source(plain, "crc.p4")), Set.RECONCILE_AND_COMMIT)
+    assert code_of(error) is grpc.StatusCode.FAILED_PRECONDITION
 
 
 def test_reconcile_is_refused_where_state_has_no_place(bench: tuple[Server, Client, Stream], plain: Program) -> None:

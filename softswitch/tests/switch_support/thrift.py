@@ -19,11 +19,11 @@ from softswitch.compiler.driver import Program, compile_file
 from softswitch.engine.errors import NotFound
 from softswitch.engine.local import LocalEngine
 from softswitch.p4runtime.context import Context
+from softswitch.p4runtime.crcs import set_crc
 from softswitch.p4runtime.digests import Digests
 from softswitch.p4runtime.process import PortState
 from softswitch.p4runtime.schema import Schema
 from softswitch.thrift.server import ThriftServer
-from softswitch.thrift.serving import set_crc
 from softswitch.thrift.structs import TYPES
 
 

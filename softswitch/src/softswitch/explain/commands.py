@@ -14,13 +14,13 @@ from thrift.Thrift import TApplicationException
 from softswitch.engine.engine import Engine
 from softswitch.engine.errors import EngineError, Unimplemented
 from softswitch.p4runtime.context import Context
+from softswitch.p4runtime.crcs import set_crc
 from softswitch.p4runtime.digests import Digests
 from softswitch.p4runtime.schema import Schema
 from softswitch.runtime.printable import clean
 from softswitch.thrift.management import Management, SimpleSwitch
 from softswitch.thrift.profiles import Profiles
 from softswitch.thrift.replication import Replication
-from softswitch.thrift.serving import set_crc
 from softswitch.thrift.state import State
 from softswitch.thrift.tables import Tables
 from softswitch.tools.cli.main import SwitchShell

@@ -21,6 +21,7 @@ from softswitch.engine.errors import EngineError, FailedPrecondition, Internal, 
 from softswitch.p4runtime import entities
 from softswitch.p4runtime.context import Context
 from softswitch.p4runtime.crashes import Crashes
+from softswitch.p4runtime.crcs import set_crc
 from softswitch.p4runtime.digests import Digests
 from softswitch.p4runtime.process import Settings, SwitchProcess
 from softswitch.p4runtime.program import Builder, Built
@@ -216,6 +217,10 @@ class Configuration:
         try:
             new.context.schema.types.adopt(old.context.schema.types)
             _carry_over(old.context, new.context)
+            for name, (*numbers, data, remainder) in old.context.crcs.items():
+                set_crc(new.context.engine, built.json, name, *numbers, data_reflected=data,
+                        remainder_reflected=remainder)
+            new.context.crcs.update(old.context.crcs)
         except EngineError as error:
             new.close()
             raise FailedPrecondition(

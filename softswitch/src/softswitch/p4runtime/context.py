@@ -29,6 +29,8 @@ class Context:
     """By table: the controller_metadata and metadata of its default action, kept in the same way."""
     group_metadata: dict[int, bytes] = field(default_factory=dict)
     """MulticastGroupEntry.metadata, which is kept for controllers as well."""
+    crcs: dict[str, tuple[int, int, int, int, bool, bool]] = field(default_factory=dict)
+    """The parameters of custom CRCs that were set, in the order of `set_crc` (crcs.py)."""
     one_shot: OneShotSets = field(init=False)
     changing: threading.Lock = field(default_factory=threading.Lock)
     """Held while a write is executed, and while a part of a read is, so that it shows no write half done."""

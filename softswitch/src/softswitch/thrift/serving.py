@@ -13,10 +13,10 @@ from typing import Any
 
 from finsy.proto import p4r
 
-from softswitch.engine.engine import Engine
-from softswitch.engine.errors import EngineError, InvalidArgument, NotFound
+from softswitch.engine.errors import EngineError, NotFound
 from softswitch.p4runtime.config import Pipeline
 from softswitch.p4runtime.context import Context
+from softswitch.p4runtime.crcs import set_crc
 from softswitch.p4runtime.process import PortState
 from softswitch.p4runtime.server import Server
 from softswitch.thrift.errors import ThriftError
@@ -54,18 +54,6 @@ def _publish(device_id: int, address: str | None) -> Notifications | None:
         published.close()
         return None
     return published
-
-
-def set_crc(engine: Engine, program: str, name: str, bits: int, polynomial: int, initial: int, final_xor: int, *,
-            data_reflected: bool, remainder_reflected: bool) -> None:
-    """Sets the parameters of a custom CRC, by its name in the program's JSON. Raises NotFound, InvalidArgument."""
-    found = next((c for c in json.loads(program).get("calculations", []) if c["name"] == name), None)
-    if found is None:
-        raise NotFound(f"the program has no calculation {name}")
-    if found["algo"] != f"crc{bits}_custom" or "crc" not in found:
-        raise InvalidArgument(f"calculation {name} is {found['algo']}: expected crc{bits}_custom")
-    engine.set_crc(found["crc"], bits, polynomial, initial, final_xor, data_reflected=data_reflected,
-                   remainder_reflected=remainder_reflected)
 
 
 class ServedSwitch:
@@ -150,3 +138,4 @@ class ServedSwitch:
         pipeline = self._server.running()
         set_crc(pipeline.context.engine, pipeline.built.json, name, bits, polynomial, initial, final_xor,
                 data_reflected=data_reflected, remainder_reflected=remainder_reflected)
+        pipeline.context.crcs[name] = bits, polynomial, initial, final_xor, data_reflected, remainder_reflected
