@@ -33,6 +33,7 @@ READERS = {
     "netfold.topo.captures.capture": "when an interface's counts were read, as pcapng has it",
     "netfold.topo.captures.packet_sockets": "time stamps of packets where the kernel gives none, as pcapng has",
     "softswitch.p4runtime.digests": "DigestList.timestamp, as the specification has it",
+    "softswitch.p4runtime.server": "IdleTimeoutNotification.timestamp, as the specification has it",
     "softswitch.thrift.management": "get_time_since_epoch_us is asked for just that",
     "softswitch.trace.bmv2": "the time of day at the beginning of BMv2's log lines, for people",
     "softswitch.trace.recording": "when a recording began, for people; its times are the switch's monotonic ones",
