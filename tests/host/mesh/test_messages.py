@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -98,12 +100,14 @@ def test_an_open_receive_waits_while_anybody_is_left_to_send() -> None:
 def test_another_thread_wakes_a_rank_that_waits() -> None:
     """Without any byte for it: ``sleep`` and ``progress`` end, each once for a wake."""
     with meshes(2) as (mesh, _):
-        for waits in (mesh.sleep, mesh.progress):
-            thread = threading.Thread(target=waits, daemon=True)
+        ended: list[object] = []
+        for waits in (mesh.sleep, partial(mesh.progress, lambda: math.inf)):
+            thread = threading.Thread(target=lambda waits=waits: ended.append(waits()), daemon=True)
             thread.start()
             mesh.wake()
             thread.join(30)
             assert not thread.is_alive()
+        assert len(ended) == 2
 
 
 def test_what_the_peers_kernel_has_not_taken_is_counted() -> None:
