@@ -19,7 +19,7 @@ import msgspec
 from mininet.net import Mininet
 
 from netfold.fabric.generate import PLANE_NAMES as NAMES
-from netfold.fabric.graph import Fabric, Host, Link
+from netfold.fabric.graph import Fabric, Host
 from netfold.host.opening.planes import PLANES_VARIABLE
 from netfold.topo.network import host_names
 from netfold.topo.network.net import Network, with_sockets_in
@@ -69,7 +69,7 @@ def on_plane(fabric: Fabric, number: int) -> Fabric:
             for s in fabric.switches
         ),
         hosts=tuple(replace(h, address=address(h.address), mac=mac(h.mac)) for h in fabric.hosts),
-        links=tuple(Link(end(link.a), end(link.b), link.rate, link.loss) for link in fabric.links),
+        links=tuple(replace(link, a=end(link.a), b=end(link.b)) for link in fabric.links),
         jobs=socket(fabric.jobs),
     )
 

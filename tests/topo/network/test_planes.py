@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -18,6 +19,7 @@ from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError
 from netfold.host.opening.planes import RAILS_VARIABLE
 from netfold.topo import run
+from support import needs
 
 NETFOLD = [sys.executable, "-m", "netfold.cli"]
 
@@ -43,6 +45,19 @@ def test_forms_that_cannot_be_say_why(text: str, rate: str | None, says: str) ->
     """Each mistake is shown with what was expected."""
     with pytest.raises(FabricError, match=says):
         generate.parse_planes(text, rate=rate)
+
+
+def test_a_plane_keeps_all_faults_of_its_links() -> None:
+    """Only the names of a link's ends differ on a plane; its rate and every share of packets are as given."""
+    pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
+    from netfold.topo.network.planes import on_plane
+
+    faults = {"loss": 0.01, "duplicate": 0.02, "reorder": 0.03, "corrupt": 0.04}
+    one = leafspine(2, 1, 4, rate="1gbit", **faults)
+    for link, given in zip(on_plane(one, 1).links, one.links, strict=True):
+        assert (link.a, link.b) != (given.a, given.b)
+        assert msgspec.structs.replace(link, a=given.a, b=given.b) == given
+    assert any(link.corrupt for link in one.links)
 
 
 def test_rails_follow_the_planes_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
