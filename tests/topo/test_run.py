@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -123,6 +126,41 @@ def test_a_signal_ends_all_ranks(number: signal.Signals) -> None:
         thread.start()
         assert ranks.run() == 128 + number
     assert [process.returncode for process in ranks.processes] == [5, -signal.SIGINT]
+
+
+class StoppedTerminal(io.BytesIO):
+    """A terminal whose user presses Ctrl-C while it takes the line "b"; ``busy`` runs while it takes the line "a"."""
+
+    def __init__(self, busy: Callable[[], None]) -> None:
+        super().__init__()
+        self._busy = busy
+
+    def write(self, line: Any) -> int:
+        if line.endswith(b"a\n"):
+            self._busy()
+        elif line.endswith(b"b\n"):
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().write(line)
+
+
+@pytest.mark.timeout(60)
+def test_ctrl_c_during_a_write_forgets_no_rank_that_has_ended(tmp_path: Path) -> None:
+    """A rank ends, and then another one writes while the terminal is busy; Ctrl-C during that write ends the rest."""
+    first, then = tmp_path / "first", tmp_path / "then"
+
+    def busy() -> None:
+        first.touch()
+        wait_for(lambda: ranks.processes[0].ended() is not None)
+        then.touch()
+        written = ranks.processes[2].stdout
+        assert select.select([written], [], [], 30)[0]
+
+    with console.stopping():
+        ranks = Ranks(UNTIL % first, "echo a; exec sleep 600", f"{UNTIL % then}; echo b; exec sleep 600")
+        for stream in ranks.console._streams:
+            stream.to = StoppedTerminal(busy) if stream.to is ranks.out else stream.to
+        assert ranks.run() == 128 + signal.SIGINT
+    assert [process.returncode for process in ranks.processes] == [0, -signal.SIGINT, -signal.SIGINT]
 
 
 def test_a_rank_is_told_all_it_needs() -> None:

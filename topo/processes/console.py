@@ -75,7 +75,8 @@ class Console:
         self._names: list[str] = []
         self._processes: list[Forked] = []
         self._streams: list[_Stream] = []
-        self._ends: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
+        """How ranks have ended that `run` still counts; a signal may interrupt it anywhere."""
 
     def add(self, name: str, process: Forked) -> None:
         """Add the process of the next rank, on host ``name``; its standard output and error must be pipes."""
@@ -111,9 +112,11 @@ class Console:
                     try:
                         check()
                         wait = LOOK if due is None else min(LOOK, due - self._clock())
-                        for rank in self._pump(selector, max(0.0, wait)):
+                        self._pump(selector, max(0.0, wait))
+                        for rank, code in list(self._ended.items()):
                             running.discard(rank)
-                            failed = self._status(rank)
+                            failed = self._status(rank, code)
+                            del self._ended[rank]
                             if failed and not status:
                                 status, due = failed, self._clock() + grace
                                 if running:
@@ -129,14 +132,12 @@ class Console:
                 self._drain(selector)
         return status
 
-    def _pump(self, selector: selectors.BaseSelector, seconds: float) -> list[int]:
-        """Copy the output that is there, whole lines only, and return the ranks that have ended."""
-        ended = []
+    def _pump(self, selector: selectors.BaseSelector, seconds: float) -> None:
+        """Copy the output that is there, whole lines only, and note the ranks that have ended."""
         for key, _ in selector.select(seconds):
             if isinstance(key.data, int):
+                self._ended[key.data] = self._end_of(key.data)
                 selector.unregister(key.fileobj)
-                self._ends[key.data] = self._end_of(key.data)
-                ended.append(key.data)
                 continue
             stream: _Stream = key.data
             data = os.read(key.fd, 65536)
@@ -147,7 +148,6 @@ class Console:
             for line in lines:
                 stream.to.write(b"[%*d] %s\n" % (len(str(len(self._processes) - 1)), stream.rank, line))
             stream.to.flush()
-        return ended
 
     def _end_of(self, rank: int) -> int:
         status = self._processes[rank].ended()
@@ -160,9 +160,8 @@ class Console:
         while selector.get_map() and self._clock() < until:
             self._pump(selector, until - self._clock())
 
-    def _status(self, rank: int) -> int:
-        """The exit status of a rank that has ended; a failure is reported."""
-        code = self._ends[rank]
+    def _status(self, rank: int, code: int) -> int:
+        """The exit status of a rank that has ended in this way; a failure is reported."""
         if code:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
             self._report(f"rank {rank} on {self._names[rank]} {how}")
