@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ MAX_CHILDREN: Final = 256
 """The same where a switch of the fabric has more neighbours than FEW_CHILDREN (`children_of`)."""
 
 Neighbours = dict[str, list[tuple[str, float]]]
-"""The switches beside each switch, in the graph's order, with the rate in bit/s of the first link between them."""
+"""The switches beside each switch, in the graph's order, with the rate in bit/s of the best link between them."""
 
 Links = Mapping[str, Mapping[str, Mapping[int, Mapping[str, Any]]]]
 """The links of a graph by their two ends: its own dictionaries, without the views that `Graph.adj` makes of each."""
@@ -154,8 +155,8 @@ def plan(
 
 
 def _neighbours(graph: nx.MultiGraph[str]) -> Neighbours:
-    """The switches beside each switch, with the rate of the first link between them, 0.0 where none is stated: read out
-    of the graph once, and of one that is frozen once for all jobs."""
+    """The switches beside each switch, with the rate of the best link between them: read out of the graph once, and of
+    one that is frozen once for all jobs."""
     if (found := _known.get(graph)) is not None:
         return found
     whole = graph.graph.get("whole")
@@ -176,7 +177,7 @@ def _read_neighbours(graph: nx.MultiGraph[str]) -> Neighbours:
 
 
 def _read_beside(beside: Mapping[str, Any], switches: Collection[str]) -> list[tuple[str, float]]:
-    return [(other, links[min(links)].get("rate") or 0.0) for other, links in beside.items() if other in switches]
+    return [(other, _rate(links[best(links)])) for other, links in beside.items() if other in switches]
 
 
 def _nearest(near: Neighbours, wanted: set[str]) -> tuple[set[str], int]:
@@ -306,7 +307,7 @@ def crowding(trees: Sequence[Tree]) -> float:
     for tree in trees:
         for fold in tree.folds:
             if fold.parent is not None:
-                link = frozenset((fold.switch, fold.parent))  # trees use the first of parallel links
+                link = frozenset((fold.switch, fold.parent))  # trees use the best of parallel links
                 load[link] = load.get(link, 0.0) + tree.weight
     return max(load.values(), default=0.0)
 
@@ -325,7 +326,7 @@ def tree_loads(graph: nx.MultiGraph[str], jobs: Iterable[tuple[Sequence[Tree], S
         for tree in trees:
             for fold in tree.folds:
                 if fold.parent is not None and graph.has_edge(fold.switch, fold.parent):
-                    number = min(graph.adj[fold.switch][fold.parent])
+                    number = best(graph.adj[fold.switch][fold.parent])
                     loads[number] = loads.get(number, 0.0) + tree.weight * min(rates)
     return loads
 
@@ -335,10 +336,20 @@ def room_beside(rate: float, carried: float) -> float:
     return rate * rate / (rate + carried)
 
 
+def best(links: Mapping[int, Mapping[str, Any]]) -> int:
+    """The number of the link of trees among parallel ones: the fastest, and the first of equally fast ones."""
+    return min(links, key=lambda number: (-_rate(links[number]), number))
+
+
+def _rate(link: Mapping[str, Any]) -> float:
+    """A link's bit/s: without bound where none is stated."""
+    return math.inf if (rate := link.get("rate")) is None else rate
+
+
 def _port(links: Links, here: str, there: str) -> int:
-    """The port of node ``here`` that leads to its neighbour ``there``: the first of parallel links."""
+    """The port of node ``here`` that leads to its neighbour ``there``: that of the best of parallel links."""
     data = links[here][there]
-    return int(data[min(data)]["ports"][here])
+    return int(data[best(data)]["ports"][here])
 
 
 def _weighted(
@@ -384,6 +395,6 @@ def _weighted(
 
 
 def _link(links: Links, a: str, b: str) -> tuple[int, float | None]:
-    """Number and rate of the link of trees between two switches, the first of parallel ones."""
-    data = links[a][b]
-    return min(data), data[min(data)]["rate"]
+    """Number and rate of the link of trees between two switches."""
+    number = best(links[a][b])
+    return number, links[a][b][number]["rate"]

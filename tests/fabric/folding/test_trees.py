@@ -111,6 +111,34 @@ def test_weights_follow_the_narrowest_link() -> None:
     assert weights["spine2"] == pytest.approx(1 / 3)
 
 
+def test_trees_take_the_fastest_of_parallel_links() -> None:
+    """Whatever their order, and the first of equally fast ones: a link without a limit is the fastest of all.  Weights,
+    and loads for the other jobs, are those of this link."""
+    fabric = leafspine(2, 2, 4, rate="1gbit")
+    slow = tuple(Link(f"leaf{leaf}:9", f"spine1:{leaf + 6}", "100mbit") for leaf in (1, 2))
+    fast = tuple(Link(f"leaf{leaf}:8", f"spine1:{leaf + 8}", "3gbit") for leaf in (1, 2))
+    equal = tuple(Link(f"leaf{leaf}:7", f"spine1:{leaf + 10}", "3gbit") for leaf in (1, 2))
+    graph = msgspec.structs.replace(fabric, links=(*slow, *fast, *equal, *fabric.links)).graph()
+    planned = trees.plan(graph, ["h1", "h3"])
+    assert {tree.root: tree.weight for tree in planned} == pytest.approx({"spine1": 3 / 4, "spine2": 1 / 4})
+    root, *leaves = planned[0].folds
+    assert [child.port for child in root.children] == [9, 10]
+    assert [fold.parent_port for fold in leaves] == [8, 8]
+    assert trees.tree_loads(graph, [(planned[:1], ["h1", "h3"])]) == pytest.approx({2: 0.75e9, 3: 0.75e9})
+    unlimited = tuple(Link(f"leaf{leaf}:6", f"spine1:{leaf + 12}") for leaf in (1, 2))
+    graph = msgspec.structs.replace(fabric, links=(*slow, *fast, *fabric.links, *unlimited)).graph()
+    assert [fold.parent_port for fold in trees.plan(graph, ["h1", "h3"])[0].folds] == [0, 6, 6]
+
+
+def test_a_tree_prefers_links_without_a_limit() -> None:
+    """Of two equally near switches, it goes by that whose links state no rate, not by that with slow ones."""
+    fabric = leafspine(2, 3, 2)
+    near = trees._neighbours(msgspec.structs.replace(fabric, links=(
+        Link("spine1:1", "spine3:1", "100mbit"), Link("spine2:1", "spine3:2"), Link("leaf1:1", "spine1:2", "100mbit"),
+        Link("leaf1:2", "spine2:2"))).graph())
+    assert trees._parents(near, "spine3", trees._within(near, {"leaf1"}, 2))["leaf1"] == "spine2"
+
+
 def test_trees_share_no_link_where_fewer_carry_as_much() -> None:
     """Spines 1 and 3 hang on the same aggs, spine 2 on others of its own: a tree of spine 3 would add nothing."""
     graph = threetier(2, 1, 2, 4, 4, rate="1gbit").graph()
