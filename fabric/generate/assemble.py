@@ -67,6 +67,8 @@ class Edge(NamedTuple):
     b: str
     rate: str | None = None
     """None: that of all links."""
+    faults: Faults = Faults()
+    """Its own, instead of those of all links."""
 
 
 def sites(names: Sequence[str], role: Role, hosts: Sequence[int] = ()) -> list[Site]:
@@ -133,7 +135,7 @@ def assemble(
             hosts.append(Host(called or f"h{len(hosts) + 1}", address, _mac_of(address), rdma))
             links.append(Link(f"{site.name}:{next(ports[site.name])}", f"{hosts[-1].name}:0", own or rate, **faults))
         links += [Link(f"{site.name}:{next(ports[site.name])}", f"{cable.b}:{next(ports[cable.b])}",
-                       cable.rate or rate, **inside) for cable in cabled[site.name]]
+                       cable.rate or rate, **(inside | cable.faults)) for cable in cabled[site.name]]
     fabric = Fabric(name, engine, grpc("controller", 0), path_mtu, seed=seed,
                     switches=tuple(made), hosts=tuple(hosts), links=tuple(links))
     validity.validate(fabric)

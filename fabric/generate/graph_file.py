@@ -29,13 +29,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast, get_args
 
 import msgspec
 
 from netfold.disk import files
 from netfold.fabric import file as fabric_file
-from netfold.fabric.generate.assemble import PATH_MTU, Edge, FabricOptions, Site, assemble
+from netfold.fabric.generate.assemble import PATH_MTU, Edge, FabricOptions, Faults, Site, assemble
 from netfold.fabric.graph import FAULTS, Fabric, FabricError, Link, Role
 
 if TYPE_CHECKING:
@@ -102,13 +102,11 @@ def of_graph(graph: nx.Graph[Any], name: str, **options: Unpack[FabricOptions]) 
                   tuple(host for host, _ in below[node]), tuple(_rate(node, data) for _, data in below[node]),
                   _place(node, graph.nodes[node])) for node in switches]
     inner = [(a, b, data) for a, b, data in simple.edges(data=True) if kinds[a] == kinds[b] == "switch"]
-    cables = [Edge(names[a], names[b], _rate(f"{a} - {b}", data)) for a, b, data in inner]
+    cables = [Edge(names[a], names[b], _rate(f"{a} - {b}", data), _faults(f"{a} - {b}", data)) for a, b, data in inner]
     label = re.sub(r"[^\w.-]", "-", name)
     fabric = assemble(label, sites, cables, **options)
-    faults = {(names[a], names[b]): _faults(f"{a} - {b}", data) for a, b, data in inner}
-    faults |= {(names[node], host): _faults(host, data) for node in switches for host, data in below[node] if host}
-    links = [msgspec.structs.replace(link, **faults.get((link.ends[0].node, link.ends[1].node), {}))
-             for link in fabric.links]
+    faults = {host: _faults(host, data) for node in switches for host, data in below[node] if host}
+    links = [msgspec.structs.replace(link, **faults.get(link.ends[1].node, {})) for link in fabric.links]
     fabric = msgspec.structs.replace(fabric, links=tuple(links))
     validate(fabric)
     return fabric
@@ -127,7 +125,7 @@ def _of_fabric_file(found: Fabric, *, rate: str | None = None, **options: Any) -
     names = {switch.name for switch in found.switches}
 
     def link(one: Link) -> Link:
-        asked = {} if any(getattr(one, fault) for fault in FAULTS) else dict(options)
+        asked = {fault: share for fault, share in options.items() if not getattr(one, fault)}
         if {end.node for end in one.ends} <= names:
             asked.pop("corrupt", None)
         return msgspec.structs.replace(one, rate=one.rate or rate, **asked)
@@ -260,9 +258,9 @@ def _rate(where: Any, data: Mapping[str, Any]) -> str | None:
     return str(rate)
 
 
-def _faults(where: Any, data: Mapping[str, Any]) -> dict[str, float]:
+def _faults(where: Any, data: Mapping[str, Any]) -> Faults:
     found = {fault: data[fault] for fault in FAULTS if fault in data}
     for fault, share in found.items():
         if isinstance(share, bool) or not isinstance(share, int | float):
             raise FabricError(f"link {where}: {fault}: expected a share of 0..1, got {share!r}")
-    return found
+    return cast(Faults, found)

@@ -163,6 +163,16 @@ def test_attributes_of_a_graph_say_hosts_roles_places_and_links() -> None:
     assert fabric_file.loads(fabric_file.dumps(fabric)) == fabric
 
 
+@pytest.mark.parametrize("lossy", [0, 1])
+def test_links_side_by_side_keep_their_own_faults(lossy: int) -> None:
+    """What a graph says of one of two links is of that one alone, and the command's share is on the other."""
+    graph = nx.MultiGraph()
+    for number in range(2):
+        graph.add_edge("a", "b", rate=f"{number + 1}gbit", **({"loss": 0.25} if number == lossy else {}))
+    found = {link.rate: link.loss for link in of_graph(graph, "g", loss=0.125).links if link.rate}
+    assert found == {f"{number + 1}gbit": 0.25 if number == lossy else 0.125 for number in range(2)}
+
+
 @pytest.mark.parametrize(("change", "says"), [
     (lambda g: g.add_node("c", kind="router"), "node c: kind: expected switch or host, got 'router'"),
     (lambda g: g.add_node("a", hosts="many"), "node a: hosts: expected a whole number, got 'many'"),
@@ -189,11 +199,12 @@ def test_a_fabric_file_gives_its_graph_alone(tmp_path: Path) -> None:
     fabric = parse("leafspine,2,2,4,uplinks=1gbit:100mbit", loss=0.25)
     text = fabric_file.dumps(fabric).replace("[fabric]", "[fabric]\noperator_token_file = \"secret\"")
     (tmp_path / "lab.toml").write_text(text)
-    found = parse(f"file:{tmp_path}/lab.toml", rate="1gbit", engine="bmv2", seed=7, loss=0.5, rundir=tmp_path)
+    found = parse(f"file:{tmp_path}/lab.toml", rate="1gbit", engine="bmv2", seed=7, loss=0.5, reorder=0.125,
+                  rundir=tmp_path)
     assert found.operator_token_file is None
     assert (found.engine, found.path_mtu, found.seed) == ("bmv2", 4096, 7)
     assert found.hosts == fabric.hosts
-    assert [link.loss for link in found.links] == [0.25] * len(fabric.links)
+    assert [(link.loss, link.reorder) for link in found.links] == [(0.25, 0.125)] * len(fabric.links)
     assert between(found) == between(fabric)
     assert {link.rate for link in found.links} == {"1gbit", "100mbit"}
     assert found.switches[0].grpc == f"unix:{tmp_path}/leaf1.sock"
