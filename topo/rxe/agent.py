@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -20,12 +21,23 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from netfold.topo.rxe.frames import FROM_GUEST, LEAST_WAITING, MOST, MOST_WAITING, PORT, Kind, Splitter, pack
+from netfold.topo.rxe.frames import (
+    BUSY_SECONDS,
+    FROM_GUEST,
+    LEAST_WAITING,
+    MOST,
+    MOST_WAITING,
+    PORT,
+    Kind,
+    Splitter,
+    pack,
+)
 
 if TYPE_CHECKING:
     from netfold.topo.processes.forks import Forked
@@ -259,7 +271,11 @@ class Agent:
     # ---- connections -----------------------------------------------------------------------------------------------
 
     def _accept(self, listener: socket.socket, number: int) -> None:
-        connection, _ = listener.accept()
+        try:
+            connection, _ = listener.accept()
+        except OSError as error:  # it has gone already, or waits until a descriptor is free for it
+            time.sleep(BUSY_SECONDS if error.errno in (errno.EMFILE, errno.ENFILE) else 0.0)
+            return
         self._next = (self._next + 1) % FROM_GUEST
         channel = FROM_GUEST | self._next
         self._carried(channel, connection)

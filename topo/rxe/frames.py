@@ -24,6 +24,8 @@ MOST_WAITING: Final = 1 << 20
 a pipe does, and fills no memory."""
 LEAST_WAITING: Final = MOST_WAITING // 4
 """Waiting bytes at which it may send again."""
+BUSY_SECONDS: Final = 0.05
+"""Seconds until the next attempt to accept a connection when a process has no descriptor left."""
 FROM_GUEST: Final = 1 << 31
 """Set in the numbers of channels that the guest opens."""
 

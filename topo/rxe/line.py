@@ -16,14 +16,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from netfold.topo.rxe.frames import FROM_GUEST, LEAST_WAITING, MOST_WAITING, BadFrame, Kind, Splitter, pack
+from netfold.topo.rxe.frames import (
+    BUSY_SECONDS,
+    FROM_GUEST,
+    LEAST_WAITING,
+    MOST_WAITING,
+    BadFrame,
+    Kind,
+    Splitter,
+    pack,
+)
 
 log = logging.getLogger(__name__)
 
 DOOR_CONNECTIONS = 64
 """Most connections at once at the doors of one line; one more replaces the oldest."""
-BUSY_SECONDS = 0.05
-"""Seconds until the next attempt to accept a connection when this process has no descriptor left."""
 ALIVE_SECONDS = 1.0
 """Seconds between frames that tell another machine that this side is alive."""
 
@@ -221,11 +228,13 @@ class Line(threading.Thread):
                 self._finish(peer)
 
     def _connect(self, channel: int, number: int) -> None:
-        connection = socket.socket(socket.AF_UNIX)
+        connection = None
         try:
+            connection = socket.socket(socket.AF_UNIX)
             connection.connect(str(self._sockets[number]))
         except (OSError, IndexError):
-            connection.close()
+            if connection is not None:
+                connection.close()
             self._send(self._guest, pack(channel, Kind.CLOSE))
             return
         self._add(connection, channel, None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -197,6 +198,38 @@ def test_a_connection_to_nobody_is_closed(guest: Guest) -> None:
         client.settimeout(SECONDS)
         client.connect(str(guest.inside))
         assert client.recv(1) == b""
+
+
+def test_many_connections_of_a_program_end_neither_agent_nor_line(guest: Guest) -> None:
+    """Without a free descriptor the line refuses a connection, and the agent lets it wait; both serve the next ones."""
+    with socket.socket(socket.AF_UNIX) as outside, contextlib.ExitStack() as opened:
+        outside.bind(str(guest.outside))
+        outside.listen(64)
+        outside.settimeout(SECONDS)
+        refused, *others, last = [opened.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(42)]
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
+        try:
+            refused.settimeout(SECONDS)
+            refused.connect(str(guest.inside))
+            assert refused.recv(1) == b""
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        resource.prlimit(guest.agent.pid, resource.RLIMIT_NOFILE, (30, 30))
+        for client in (*others, last):
+            client.connect(str(guest.inside))
+        files = Path(f"/proc/{guest.agent.pid}/fd")
+        wait_for(lambda: guest.agent.poll() is not None or len(os.listdir(files)) == 30)
+        for client in others:
+            client.close()
+        last.sendall(b"x")
+        said = b""
+        while not said:
+            served, _ = outside.accept()
+            served.settimeout(SECONDS)
+            with served:
+                said = served.recv(1)
+    assert guest.run("echo", "on")[:2] == (0, b"on\n")
 
 
 REUSED = """
