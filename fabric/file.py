@@ -137,6 +137,7 @@ def _message(error: msgspec.ValidationError) -> str:
 
 
 def _table(title: str, values: dict[str, object]) -> str:
-    # JSON's strings and numbers are TOML's as well
-    given = {key: value for key, value in values.items() if value is not None}
-    return title + "\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
+    # JSON's strings and numbers are TOML's as well, but for its escapes beyond U+FFFF, and for U+007F as it is
+    given = {key: json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+             for key, value in values.items() if value is not None}
+    return title + "\n" + "".join(f"{key} = {value}\n" for key, value in given.items())

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from netfold.fabric.file import dumps, load, loads
@@ -18,6 +19,15 @@ from netfold.fabric.graph import MAX_PORT, FabricError, bits_per_second, rate_in
 def test_generated_fabrics_survive_the_file(leaves: int, spines: int, hosts: int, shaped: bool) -> None:
     """A generated fabric written as TOML reads back equal."""
     made = leafspine(leaves, spines, hosts, rate="2.5gbit" if shaped else None, loss=0.01 * shaped, seed=7, rdma=shaped)
+    assert loads(dumps(made)) == made
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+@example("\U0001f680")
+@example("a\x7f\r\n\\\"")
+def test_any_text_survives_the_file(name: str) -> None:
+    """Characters beyond U+FFFF and control characters, too: TOML escapes some of them unlike JSON."""
+    made = msgspec.structs.replace(leafspine(1, 0, 2), name=name)
     assert loads(dumps(made)) == made
 
 
