@@ -30,7 +30,9 @@ from netfold.topo.rxe.frames import (
 log = logging.getLogger(__name__)
 
 DOOR_CONNECTIONS = 64
-"""Most connections at once at the doors of one line; one more replaces the oldest."""
+"""Most connections at once at a door that every user of this machine reaches; one more replaces the door's oldest."""
+UNIX_DOOR_CONNECTIONS = 8192
+"""The same of a door in a folder that is this user's alone: ranks, and switches."""
 ALIVE_SECONDS = 1.0
 """Seconds between frames that tell another machine that this side is alive."""
 
@@ -53,8 +55,8 @@ class _Peer:
     """True if the agent's side accepts no more of its data for now."""
     closing: bool = False
     """True if it is to be closed once it has read that data."""
-    visits: bool = False
-    """True if it came to a door."""
+    door: socket.socket | None = None
+    """The door to which it came."""
 
 
 class Line(threading.Thread):
@@ -142,16 +144,17 @@ class Line(threading.Thread):
 
     def _enter(self, door: socket.socket) -> None:
         """Carry a connection that came to a door."""
-        visitors = [peer for peer in self._peers.values() if peer.visits]
-        if len(visitors) >= DOOR_CONNECTIONS:
-            log.warning("%s: %d connections came to its doors: the oldest made room", self.name, len(visitors))
+        visitors = [peer for peer in self._peers.values() if peer.door is door]
+        if len(visitors) >= (UNIX_DOOR_CONNECTIONS if door.family == socket.AF_UNIX else DOOR_CONNECTIONS):
+            log.warning("%s: %d connections came to its door %s: the oldest made room", self.name, len(visitors),
+                        self._doors[door])
             self._send(self._guest, pack(visitors[0].channel, Kind.CLOSE))
             self._forget(visitors[0])
         if (connection := self._accepted(door)) is None:
             return
         channel = self._number()
         self._add(connection, channel, None)
-        self._peers[channel].visits = True
+        self._peers[channel].door = door
         self._send(self._guest, pack(channel, Kind.CONNECT, self._doors[door].encode()))
 
     def _welcome(self) -> None:

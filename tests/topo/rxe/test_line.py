@@ -265,27 +265,65 @@ def test_an_event_of_a_closed_file_reaches_nobody_who_has_its_number_now() -> No
     assert "Error" not in run.stderr
 
 
-def test_connections_that_stay_at_a_door_make_room_for_who_comes(tmp_path: Path) -> None:
-    """The oldest is closed, here and by a frame to the other side, which learns of each that comes."""
-    ours, theirs = socket.socketpair()
-    with theirs, socket.socket(socket.AF_UNIX) as door, tempfile.TemporaryDirectory() as folder:
-        door.bind(f"{folder}/door")
-        door.listen(DOOR_CONNECTIONS)
-        line = Line(ours, Path(folder) / "h1.vm", [], {"page": door})
-        frames: list[tuple[int, Kind]] = []
-        splitter = Splitter()
-        visitors = []
-        for number in range(1, DOOR_CONNECTIONS + 3):
-            visitors.append(socket.socket(socket.AF_UNIX))
-            visitors[-1].settimeout(SECONDS)
-            visitors[-1].connect(f"{folder}/door")
-            while (number, Kind.CONNECT) not in frames:
-                frames += [(channel, kind) for channel, kind, _ in splitter.feed(theirs.recv(4096))]
-        assert [channel for channel, kind in frames if kind is Kind.CLOSE] == [1, 2]
-        assert [visitor.recv(1) for visitor in visitors[:2]] == [b"", b""]
-        line.close()
-        for visitor in visitors:
-            visitor.close()
+class Doors:
+    """A line with a door for ranks and one for the page, and the frames that its guest gets."""
+
+    def __init__(self, folder: Path) -> None:
+        ours, self.guest = socket.socketpair()
+        self.guest.settimeout(SECONDS)
+        ranks, page = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_INET)
+        ranks.bind(str(folder / "ranks"))
+        page.bind(("127.0.0.1", 0))
+        for door in (ranks, page):
+            door.listen(64)
+        self.ranks, self.page = ranks.getsockname(), page.getsockname()
+        self.line = Line(ours, folder / "h1.vm", [], {"ranks": ranks, "page": page})
+        self.frames: list[tuple[int, Kind]] = []
+        self._splitter = Splitter()
+        self._visitors: list[socket.socket] = []
+
+    def visit(self, address: str | tuple[str, int]) -> socket.socket:
+        """A connection to a door, once the guest knows of it."""
+        visitor = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
+        visitor.settimeout(SECONDS)
+        visitor.connect(address)
+        self._visitors.append(visitor)
+        while (len(self._visitors), Kind.CONNECT) not in self.frames:
+            self.frames += [(channel, kind) for channel, kind, _ in self._splitter.feed(self.guest.recv(4096))]
+        return visitor
+
+    @property
+    def closed(self) -> list[int]:
+        """The channels that the guest was told to close."""
+        return [channel for channel, kind in self.frames if kind is Kind.CLOSE]
+
+    def close(self) -> None:
+        """End the line and all connections."""
+        self.line.close()
+        for each in (self.guest, *self._visitors):
+            each.close()
+
+
+@pytest.fixture
+def doors() -> Iterator[Doors]:
+    """Doors that are closed after the test."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(Doors(Path(folder))) as doors:
+        yield doors
+
+
+def test_connections_that_stay_at_a_door_make_room_for_who_comes(doors: Doors) -> None:
+    """The door's oldest is closed, here and by a frame to the other side; one that came to another door stays."""
+    doors.visit(doors.ranks)
+    visitors = [doors.visit(doors.page) for _ in range(DOOR_CONNECTIONS + 2)]
+    assert doors.closed == [2, 3]
+    assert [visitor.recv(1) for visitor in visitors[:2]] == [b"", b""]
+
+
+def test_ranks_close_no_connections_of_each_other(doors: Doors) -> None:
+    """A door that only this user reaches takes many more than one that everybody reaches."""
+    for _ in range(DOOR_CONNECTIONS + 2):
+        doors.visit(doors.ranks)
+    assert doors.closed == []
 
 
 class Exhausted(socket.socket):
