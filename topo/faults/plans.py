@@ -7,6 +7,7 @@ environment says that they are on it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -104,7 +105,7 @@ class FaultPlans(LinkFaultPlans):
             return FaultPlan(f"{name} was killed, and started again with neither program nor entries", restart, None,
                              holds)
         return FaultPlan(f"{name} stands still, as if it hung", partial(_signal_switch, network, name, signal.SIGSTOP),
-                         partial(_signal_switch, network, name, signal.SIGCONT), holds, at_end=True)
+                         partial(_go_on, partial(_signal_switch, network, name)), holds, at_end=True)
 
     def _controller(self, request: Inject) -> FaultPlan:
         plane = request.target.rpartition("/")[0]
@@ -151,8 +152,14 @@ class FaultPlans(LinkFaultPlans):
         holds = frozenset([f"the processes of {rank}"])
         if request.kind == "kill":
             return FaultPlan(f"{rank} was killed", signals["kill"], None, holds)
-        return FaultPlan(f"{rank} stands still, as if it hung", signals["stop"], partial(rank.signal, signal.SIGCONT),
-                         holds, at_end=True)
+        return FaultPlan(f"{rank} stands still, as if it hung", signals["stop"], partial(_go_on, rank.signal), holds,
+                         at_end=True)
+
+
+def _go_on(send: Callable[[signal.Signals], None]) -> None:
+    """Let processes that were stopped go on; those that have ended since need nothing."""
+    with contextlib.suppress(FaultRefused):
+        send(signal.SIGCONT)
 
 
 def _signal_switch(network: Network, name: str, number: signal.Signals) -> None:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -11,8 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from netfold.topo.faults.board import FaultBoard
 from netfold.topo.faults.server import FaultServer
 from netfold.wire import faults
+from support import needs
 
 
 class Server(FaultServer):
@@ -37,6 +43,34 @@ def test_ctrl_c_is_never_taken_by_a_thread_of_the_server() -> None:
         assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ()), "it can end the launcher again"
     assert set(blocked) == {"fault timers", "serves faults"}
     assert all(signal.SIGINT in numbers for numbers in blocked.values()), blocked
+
+
+@pytest.mark.parametrize("target", ["rank3", "leaf1"])
+def test_a_stop_ends_where_what_it_stopped_has_ended(target: str) -> None:
+    """The fault of a rank or switch that was killed while it stood still is over, and the next one may come."""
+    pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
+    from netfold.topo.faults.plans import FaultPlans
+
+    with tempfile.TemporaryDirectory() as controller:
+
+        def start() -> subprocess.Popen[bytes]:
+            environment = {"NETFOLD_JOB": "run", "RANK": "3", "NETFOLD_CONTROLLER": controller}
+            return subprocess.Popen(["sleep", "600"], env=os.environ | environment)
+
+        child = start()
+        switches = [SimpleNamespace(name="leaf1", child=child)]
+        network: Any = SimpleNamespace(fabric=SimpleNamespace(jobs=controller, switches=switches), switches=switches)
+        board = FaultBoard(FaultPlans([network]).plan, lambda: 0.0)
+        try:
+            number, text = board.inject(faults.Inject("stop", target))
+            child.kill()
+            child.wait()
+            assert board.undo(number) == [text]
+            switches[0].child = child = start()
+            assert board.inject(faults.Inject("stop", target))[1] == text
+        finally:
+            child.kill()
+            child.wait()
 
 
 def _blocked(thread: threading.Thread) -> set[int]:
