@@ -27,7 +27,8 @@ def read(paths: Sequence[Path], ranks: int | None = None) -> list[RankTrace]:
 
     ranks  how many there are, where one trace of Chakra stands for all
     Chakra's files are those of rank 0, 1 ... in the order of their names' numbers.  A profile belongs to the execution
-    trace of the same process.
+    trace of the same process; those of several processes with one number, as in containers, are paired in the order of
+    their names, which has to be that of their ranks.
     Raises TraceError, and OSError for files that cannot be read.
     """
     found = [file for path in paths for file in _files(path)]
@@ -35,24 +36,37 @@ def read(paths: Sequence[Path], ranks: int | None = None) -> list[RankTrace]:
         raise TraceError(f"{', '.join(map(str, paths))}: {len(found)} files: expected 1 to {MOST_FILES}")
     recorded: list[RankTrace] = []
     graphs: list[list[chakra.ChakraNode]] = []
-    traces: dict[object, pytorch.Tree] = {}
-    profiles: dict[object, pytorch.Tree] = {}
+    traces: dict[object, list[tuple[Path, pytorch.Tree]]] = {}
+    profiles: dict[object, list[tuple[Path, pytorch.Tree]]] = {}
     for file in sorted(found, key=_numbers):
         data = files.read(file, MOST_BYTES)
         tree = _tree(data)
         if tree.get("format") == FORMAT:
             recorded.append(_decoded(file, data))
         elif isinstance(tree.get("nodes"), list):
-            traces[tree.get("pid")] = tree
+            traces.setdefault(tree.get("pid"), []).append((file, tree))
         elif isinstance(tree.get("traceEvents"), list):
-            profiles[_process(tree)] = tree
+            profiles.setdefault(_process(tree), []).append((file, tree))
         else:
             graphs.append(_graph(file, data))
-    if traces.keys() != profiles.keys():
-        raise TraceError(f"execution traces of processes {sorted(map(str, traces))} and profiles of processes "
-                         f"{sorted(map(str, profiles))}: expected both of each, since the former have no times")
-    recorded += [pytorch.recording(trace, profiles[process]) for process, trace in traces.items()]
+    for process in traces | profiles:
+        recorded += _of_process(process, traces.get(process, []), profiles.get(process, []))
     return [*recorded, *(chakra.recordings(graphs, ranks) if graphs else ())]
+
+
+def _of_process(process: object, traces: Sequence[tuple[Path, pytorch.Tree]],
+                profiles: Sequence[tuple[Path, pytorch.Tree]]) -> list[RankTrace]:
+    """The recordings of the processes of one number, from their files in the order of names.  Raises TraceError."""
+    files = ", ".join(str(path) for path, _ in [*traces, *profiles])
+    if len(traces) != len(profiles):
+        raise TraceError(f"{files}: {len(traces)} execution traces and {len(profiles)} profiles of process {process}: "
+                         "expected both of each, since the former have no times")
+    found = [pytorch.recording(trace, profile) for (_, trace), (_, profile) in zip(traces, profiles, strict=True)]
+    ranks = [one.rank for one in found]
+    if ranks != sorted(set(ranks)):
+        raise TraceError(f"{files}: all of process {process}, and by the names of the profiles of ranks {ranks}: "
+                         "expected names in the order of ranks, such as et0.json and kineto0.json")
+    return found
 
 
 def seconds_of_a_step(recorded: Sequence[RankTrace]) -> float:

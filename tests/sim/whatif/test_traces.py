@@ -247,6 +247,31 @@ def test_nccls_calls_are_of_the_groups_that_its_nodes_name(tmp_path: Path) -> No
         assert trace.events[-1].begin == pytest.approx(0.5)
 
 
+def test_processes_of_one_number_are_told_apart_by_the_order_of_their_files(tmp_path: Path) -> None:
+    """In containers each rank may be process 1: no recording is lost, and names in another order than that of ranks, or
+    a profile too few, are refused with the files."""
+    def write(rank: int, name: int) -> None:
+        trace, profile = pytorch_trace([{"pg_name": "0", "ranks": []}], [])
+        trace["nodes"][1]["inputs"]["values"][0][3] = 64 + rank
+        profile["distributedInfo"]["rank"] = rank
+        (tmp_path / f"et{rank}.json").write_text(json.dumps(trace))
+        (tmp_path / f"kineto{name}.json").write_text(json.dumps(profile))
+
+    for rank in range(11):
+        write(rank, rank)
+    read = traces.read([tmp_path])
+    calls = [event for trace in read for event in trace.events if isinstance(event, TracedCall)]
+    assert [(trace.rank, call.nbytes) for trace, call in zip(read, calls, strict=True)] == [
+        (rank, 2 * (64 + rank)) for rank in range(11)]
+    (tmp_path / "kineto10.json").unlink()
+    with pytest.raises(TraceError, match=r"et10\.json, .*: 11 execution traces and 10 profiles of process 7"):
+        traces.read([tmp_path])
+    write(9, 10)
+    write(10, 9)
+    with pytest.raises(TraceError, match=r"et9\.json, .*kineto10\.json: .*of ranks \[0, .*8, 10, 9\]"):
+        traces.read([tmp_path])
+
+
 @pytest.mark.parametrize("part", ["distributedInfo", "traceEvents", "nodes"])
 def test_what_an_execution_trace_lacks_is_told(part: str, tmp_path: Path) -> None:
     """As what torch writes, without record_shapes or without process groups."""
