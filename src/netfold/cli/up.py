@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import signal
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
@@ -19,6 +19,9 @@ from netfold.cli.options import FabricFile, Metrics, Misses, Probe, Steady, Topo
 from netfold.fabric import validity
 from netfold.fabric.graph import Fabric
 from netfold.fabric.routing import room
+
+START_SECONDS: Final = 60.0
+"""Seconds for all switches to start, unless --timeout says otherwise."""
 
 
 @with_groups
@@ -34,7 +37,8 @@ def up(
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow addresses that other machines can reach "
                                                               "without token and TLS, and P4Runtime without "
                                                               "encryption.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds for all switches to start.")] = 60.0,
+    timeout: Annotated[float | None, typer.Option(help="Seconds for all switches of FABRIC.toml to start; default: "
+                                                       f"{START_SECONDS:g}.")] = None,
     standby: Annotated[bool, typer.Option("--standby", help="Wait until the controller of FABRIC.toml has died, then "
                                                             "take over, and serve jobs at its `standby` address.")
                        ] = False,
@@ -59,6 +63,8 @@ def up(
     if topo is not None and insecure:
         fail(CANNOT, "up: --insecure goes with a FABRIC.toml; a fabric of --topo has unix sockets in a folder of its "
                      "own, and its page is for this machine: --metrics 127.0.0.1:PORT")
+    if timeout is not None and (topo is not None or dry_run):
+        fail(CANNOT, "up: --timeout goes with a FABRIC.toml, whose switches are awaited, not with --topo or --dry-run")
     if over != HERE and (topo is None or file is not None or over.machines is None):
         fail(CANNOT, "up: --launcher, --python, --first-vni and --underlay-mtu go with --machines, and that with "
                      "--topo")
@@ -88,10 +94,7 @@ def up(
 
         show(awaited(compare(fabric)))
         return
-    if standby:
-        awaited(_stand_by(fabric, timeout, insecure))
-        return
-    awaited(_serve(fabric, timeout, insecure))
+    awaited((_stand_by if standby else _serve)(fabric, START_SECONDS if timeout is None else timeout, insecure))
 
 
 def _able(generated: Generated) -> Generated:
