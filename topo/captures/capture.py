@@ -149,9 +149,11 @@ class Capture:
     def close(self) -> None:
         """Take what is there already, write the counts, and close files and sockets.  Raises OSError."""
         try:
-            for number in range(len(self.links)):
-                self._read(number)
-            self._finish()
+            if not self._file.closed:  # it is where the file after it could not be begun
+                with self._file:
+                    for number in range(len(self.links)):
+                        self._read(number)
+                    self._finish()
         finally:
             for each in self._sockets:
                 each.close()
