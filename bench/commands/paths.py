@@ -25,7 +25,7 @@ import msgspec
 from netfold.bench.harness import rank_programs
 from netfold.bench.options.paths import PathsOptions
 from netfold.bench.ranks.paths import BREAK_LINK, RESTORE_LINK, Collective, Mode, PathsResult, PathsTask, Transport
-from netfold.fabric.graph import Engine, Fabric, PlannerName
+from netfold.fabric.graph import End, Engine, PlannerName
 from netfold.plots.charts import BarChart, PlotsMissing, Value, Whisker, bar_charts
 from netfold.topo.network import sandbox
 from netfold.wire import roce
@@ -49,7 +49,7 @@ class PathsRow(NamedTuple):
     up: float
     """Bytes on the busiest uplink of a leaf over the mean of all such links, in the median round."""
     down: float
-    """The same for the links from spines to leaves."""
+    """The same for these links in the other direction, to leaves."""
     seconds: float
     best: float
     worst: float
@@ -64,7 +64,8 @@ def main(options: PathsOptions) -> None:
     begin = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
     results = run(options)
-    rows = summary(results)
+    options.write(results)
+    rows = summary(results, options)
     title = (f"{options.ranks} ranks, {options.in_words}, {options.nbytes} bytes a rank over {options.transport}, "
              f"{options.planner}, {options.rounds} rounds")
     print(f"{title}, {time.monotonic() - begin:.0f} s\n{show(rows)}", end="")
@@ -72,7 +73,6 @@ def main(options: PathsOptions) -> None:
         print(f"figures: {', '.join(map(str, draw(rows, title, options.out)))}")
     except PlotsMissing as error:
         print(f"no figures: {error}", file=sys.stderr)
-    options.write(results)
 
 
 def run(options: PathsOptions) -> list[PathsResult]:
@@ -94,9 +94,9 @@ def run(options: PathsOptions) -> list[PathsResult]:
         for rank, line in network.launch(command, job="paths").lines(within=SECONDS):
             if line == BREAK_LINK:
                 time.sleep(options.fail_link or 0.0)
-                _cable(fabric, options, broken=True)
+                _cable(options, broken=True)
             elif line == RESTORE_LINK:
-                _cable(fabric, options, broken=False)
+                _cable(options, broken=False)
             elif rank == 0:
                 results.append(msgspec.json.decode(line, type=PathsResult))
                 _print_progress(results[-1])
@@ -104,10 +104,9 @@ def run(options: PathsOptions) -> list[PathsResult]:
     return results
 
 
-def _cable(fabric: Fabric, options: PathsOptions, *, broken: bool) -> None:
+def _cable(options: PathsOptions, *, broken: bool) -> None:
     """Break or restore the first leaf's first uplink."""
-    switches = {switch.name for switch in fabric.switches}
-    ends = next(link.ends for link in fabric.links if {e.node for e in link.ends} <= switches)
+    ends, _ = options.uplinks[0]
     if not options.silent:
         commands = [f"ip link set {ends[0].node}-eth{ends[0].port} {'down' if broken else 'up'}"]
     else:  # the queue behind the shaper (wiring.shaper) gets no room, or room again
@@ -123,8 +122,9 @@ def _print_progress(result: PathsResult) -> None:
           f"{result.seconds:.2f} s", file=sys.stderr, flush=True)
 
 
-def summary(results: Sequence[PathsResult]) -> list[PathsRow]:
+def summary(results: Sequence[PathsResult], options: PathsOptions) -> list[PathsRow]:
     """One row for each collective and mode, in the order of measurement."""
+    leaves, others = zip(*(ends for ends, _ in options.uplinks), strict=True)
     groups: dict[tuple[bool, str, str], list[PathsResult]] = {}
     for result in results:
         groups.setdefault((result.failed, result.collective, result.mode), []).append(result)
@@ -132,18 +132,18 @@ def summary(results: Sequence[PathsResult]) -> list[PathsRow]:
     for (failed, collective, mode), group in groups.items():
         times = [result.seconds for result in group]
         rows.append(PathsRow(
-            collective, mode, failed, statistics.median(_imbalance(result, "leaf") for result in group),
-            statistics.median(_imbalance(result, "spine") for result in group), statistics.median(times), min(times),
+            collective, mode, failed, statistics.median(_imbalance(result, leaves) for result in group),
+            statistics.median(_imbalance(result, others) for result in group), statistics.median(times), min(times),
             max(times), max(result.stalled for result in group), sum(result.retransmitted for result in group),
             max(result.queue_pairs for result in group),
         ))
     return sorted(rows, key=lambda row: (row.failed, COLLECTIVES.index(row.collective)))
 
 
-def _imbalance(result: PathsResult, role: str) -> float:
-    """The most bytes on a link from a switch of this role, over the mean of all such links."""
-    loads = [count for end, count in result.uplinks.items() if end.startswith(role)]
-    return max(loads) / statistics.mean(loads)
+def _imbalance(result: PathsResult, ends: Sequence[End]) -> float:
+    """The most bytes that left one of these ends, over the mean of all of them; 0 if none left any."""
+    loads = [result.uplinks[str(end)] for end in ends]
+    return max(loads) / (statistics.mean(loads) or 1.0)
 
 
 def show(rows: Sequence[PathsRow]) -> str:

@@ -21,6 +21,7 @@ from netfold.bench.options.shared import (
     Timeout,
     Topo,
 )
+from netfold.fabric import graph
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import PlannerName
 
@@ -70,10 +71,22 @@ class PathsOptions(HostsOptions, RoundsOptions):
         self.names("modes", known)
         self.names("collectives", get_args(Collective), none=True)
         self.bytes_of("nbytes", 4 * self.ranks)
+        if not self.uplinks:
+            self.refuse("topo", "leaves that are linked to spines or aggs: the loads of these links are compared")
         if self.fail_link is not None:
             self.need(0, "fail_link")
         elif self.silent:
             raise ValueError("--silent goes with --fail-link SECONDS")
+        if self.silent and self.uplinks[0][1] is None:
+            self.refuse("rate", "a rate with --silent: the queue of the link's shaper swallows the packets")
+
+    @property
+    def uplinks(self) -> list[tuple[tuple[graph.End, graph.End], str | None]]:
+        """The links between leaves and other switches: their ends, the leaf's first, and their rates."""
+        fabric = self.fabric()
+        leaf = {switch.name: switch.role == "leaf" for switch in fabric.switches}
+        return [((near, far), link.rate) for link in fabric.links for near, far in (link.ends, link.ends[::-1])
+                if leaf.get(near.node) and leaf.get(far.node) is False]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,8 @@ FRAME = 1100
 @in_sandbox(timeout=200)
 def test_every_collective_is_exact_in_every_mode(engine: Engine, tmp_path: Path) -> None:
     """Each rank checks every element of its results."""
-    rows = summary(run(replace(SMALL[engine], out=tmp_path)))
+    options = replace(SMALL[engine], out=tmp_path)
+    rows = summary(run(options), options)
     print(show(rows))
     collectives = SMALL[engine].collectives.split(",")
     assert {(row.collective, row.mode) for row in rows} == {(c, m) for c in collectives for m in MODES}
@@ -67,7 +68,7 @@ def test_a_link_that_breaks_in_an_all_to_all_is_left_by_the_hosts(engine: Engine
     say."""
     options = replace(SMALL[engine], modes="pinned", collectives="", fail_link=0.0, silent=True, probe=0.0,
                       nbytes=LONG[engine], out=tmp_path)
-    (row,) = summary(run(options))
+    (row,) = summary(run(options), options)
     print(show([row]))
     assert row.failed
     log = (tmp_path / "logs" / "controller.log").read_text()
@@ -82,7 +83,7 @@ def test_tcp_is_led_off_a_path_that_dies(tmp_path: Path) -> None:
     connections over other links, and all elements are right."""
     options = replace(SMALL["softswitch"], modes="pinned", collectives="", fail_link=0.0, silent=True, probe=0.0,
                       nbytes=LONG["softswitch"], transport="tcp", out=tmp_path)
-    (row,) = summary(run(options))
+    (row,) = summary(run(options), options)
     print(show([row]))
     assert row.failed
     log = (tmp_path / "logs" / "controller.log").read_text()
