@@ -55,8 +55,8 @@ class _Peer:
     """True if the agent's side accepts no more of its data for now."""
     closing: bool = False
     """True if it is to be closed once it has read that data."""
-    door: socket.socket | None = None
-    """The door to which it came."""
+    door: str | None = None
+    """The name of the door to which it came."""
 
 
 class Line(threading.Thread):
@@ -144,18 +144,18 @@ class Line(threading.Thread):
 
     def _enter(self, door: socket.socket) -> None:
         """Carry a connection that came to a door."""
-        visitors = [peer for peer in self._peers.values() if peer.door is door]
+        name = self._doors[door]
+        visitors = [peer for peer in self._peers.values() if peer.door == name]
         if len(visitors) >= (UNIX_DOOR_CONNECTIONS if door.family == socket.AF_UNIX else DOOR_CONNECTIONS):
-            log.warning("%s: %d connections came to its door %s: the oldest made room", self.name, len(visitors),
-                        self._doors[door])
+            log.warning("%s: %d connections came to its door %s: the oldest made room", self.name, len(visitors), name)
             self._send(self._guest, pack(visitors[0].channel, Kind.CLOSE))
             self._forget(visitors[0])
         if (connection := self._accepted(door)) is None:
             return
         channel = self._number()
         self._add(connection, channel, None)
-        self._peers[channel].door = door
-        self._send(self._guest, pack(channel, Kind.CONNECT, self._doors[door].encode()))
+        self._peers[channel].door = name
+        self._send(self._guest, pack(channel, Kind.CONNECT, name.encode()))
 
     def _welcome(self) -> None:
         """Take a command's connection."""
