@@ -68,8 +68,8 @@ class AllreduceRow(msgspec.Struct, frozen=True):
     rate: str
     """Rate of the links in tc's units; empty: not shaped."""
     link_fraction: float
-    """Part of a link's rate that `least_bytes`, moved in this time, would take; 0 where links are not shaped, or not
-    those of leaves and spines."""
+    """Part of a link's rate that `least_bytes`, moved in this time, would take; 0 where links are not shaped, or the
+    fabric's differ."""
     cpu_seconds: float
     """Processor time of all ranks for one operation; threads of the kernel are not charged to them."""
     switch_cpu_seconds: float
@@ -267,7 +267,8 @@ def _row(options: AllreduceOptions, name: str, nbytes: int, rounds: Sequence[All
     members = options.ranks // options.ranks_per_host if plain == "hierarchical" else options.ranks
     least = least_bytes("innet" if folded else plain, members, lanes, options.lane_bits)
     on_fabric = _group_of(name) in ON_FABRIC
-    link = least * 8 / median / bits_per_second(options.rate) if _links_are_alike(options) else 0.0
+    shaped = options.link_rate is not None and (not on_fabric or _links_are_alike(options))
+    link = least * 8 / median / bits_per_second(options.rate) if shaped else 0.0
     busy = statistics.median(turn.ranks[0].machine_busy for turn in rounds)
     return AllreduceRow(
         algorithm=name,
@@ -300,8 +301,9 @@ def _row(options: AllreduceOptions, name: str, nbytes: int, rounds: Sequence[All
 
 
 def _links_are_alike(options: AllreduceOptions) -> bool:
-    """True if links have a rate, those between leaves and spines included: only then does `least_bytes` hold."""
-    return options.link_rate is not None and options.topo.startswith("leafspine")
+    """True if all links of the fabric have the rate of --rate: only then do `least_bytes` say how busy they are."""
+    return {bits_per_second(link.rate or options.rate) for link in options.fabric().links} == {
+        bits_per_second(options.rate)}
 
 
 def _line(row: AllreduceRow, rows: Sequence[AllreduceRow]) -> str:

@@ -159,6 +159,20 @@ def test_a_ring_of_machines_is_charged_for_machines() -> None:
     assert fractions == [pytest.approx(1.4), pytest.approx(1.2)]
 
 
+@pytest.mark.parametrize(("topo", "parts"), [
+    ("leafspine,2,1,4", (0.8, 1.2)), ("leafspine,2,1,4,uplinks=1000mbit", (0.8, 1.2)),
+    ("leafspine,2,1,4,uplinks=100mbit", (0.0, 1.2)), ("threetier,2,1,1,1,4", (0.8, 1.2)), ("mesh,2,2", (0.0, 1.2)),
+])
+def test_links_are_the_limit_where_all_have_one_rate(topo: str, parts: tuple[float, float]) -> None:
+    """Of a fabric whose links differ nothing is said, since the slow ones may be the limit; the bridge has one rate."""
+    options = AllreduceOptions(topo=topo, rate="1gbit", algorithms="innet,ring@bridge")
+    turns = [AllreduceTurn([allreduce_rank.Timing(1e-3, 0.0, 0, 0, "", 0.5, folded)] * 4, 0.0, 0.0)
+             for folded in (True, False)]
+    rows = [allreduce._row(options, name, 100_000, [turn]) for name, turn in zip(options.ways, turns, strict=True)]
+    assert [row.link_fraction for row in rows] == pytest.approx(parts)
+    assert [row.limited_by for row in rows] == ["link" if part > 0.9 else "neither" for part in parts]
+
+
 @pytest.mark.parametrize(("folded", "part"), [(True, 0.8), (False, 1.2)])
 def test_what_the_chooser_took_decides_what_the_link_must_carry(folded: bool, part: float) -> None:
     """100 kB of 4 ranks in a millisecond are 0.8 Gb/s where switches have folded them, and 1.2 where they have not."""
