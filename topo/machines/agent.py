@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import socket
 import subprocess
@@ -68,6 +69,7 @@ class MachineAgent(Agent):
         self.folder = folder
         self.sockets = [str(folder / name) for name in far_sockets(description)]
         super().__init__(0, self.sockets, out)
+        os.set_blocking(out, False)
         self._heard = time.monotonic()
         self._told: set[int] = set()
         self._starting: dict[int, tuple[str, Future[Process], list[tuple[Kind, bytes]]]] = {}
@@ -92,6 +94,16 @@ class MachineAgent(Agent):
                 if switch.child.pid not in self._told:
                     self._told.add(switch.child.pid)
                     self._send(0, Kind.FAILED, str(error).encode()[:60_000])
+
+    def _send(self, channel: int, kind: Kind, content: bytes = b"") -> None:
+        """Send a frame, and end where nobody reads it."""
+        data = memoryview(pack(channel, kind, content))
+        while data:
+            try:
+                data = data[os.write(self._out, data) :]
+            except BlockingIOError:
+                if not select.select([], [self._out], [], SILENT_SECONDS)[1]:
+                    raise SystemExit(f"the launcher has read nothing for {SILENT_SECONDS:g} s") from None
 
     def environment(self, sent: Mapping[str, str]) -> Mapping[str, str]:
         """This machine's own environment, with what was sent for the command."""

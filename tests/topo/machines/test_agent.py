@@ -20,11 +20,13 @@ from netfold.topo.rxe.frames import Kind, Splitter, pack
 from support import needs
 
 AGENT = """
+import sys
 import types
 from pathlib import Path
 from netfold.topo.machines import agent
 from netfold.topo.processes import ranks
 
+agent.SILENT_SECONDS = float(sys.argv[1])
 agent.far_sockets = lambda description: []
 ranks.FORKS.modules = ("imported_late",)
 ranks.in_namespaces = lambda pid: ranks.Namespaces([])  # another host's need root
@@ -37,14 +39,14 @@ SECONDS = 30.0
 
 
 class Launcher:
-    """The other end of the line of an agent that runs in a folder."""
+    """The other end of the line of an agent that runs in a folder, and ends after so many seconds of silence."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, silent: float = 2 * SECONDS) -> None:
         self._line, theirs = socket.socketpair()
         self._line.settimeout(SECONDS)
         self._said = Splitter()
         with theirs:
-            self.agent = subprocess.Popen([sys.executable, "-c", AGENT], stdin=theirs, cwd=folder,
+            self.agent = subprocess.Popen([sys.executable, "-c", AGENT, str(silent)], stdin=theirs, cwd=folder,
                                           env={**os.environ, "PYTHONPATH": str(folder)})
 
     def run(self, channel: int, *argv: str) -> None:
@@ -97,5 +99,16 @@ def test_the_agent_serves_others_while_a_fork_server_imports(tmp_path: Path) -> 
             launcher.send(1, Kind.INPUT, b"second")
             launcher.send(1, Kind.INPUT)
         assert launcher.ends(1, 2) == {1: (b"first second", 0), 2: (b"", -signal.SIGKILL)}
+    finally:
+        launcher.close()
+
+
+def test_an_agent_whose_output_nobody_reads_ends_with_a_silent_launcher(tmp_path: Path) -> None:
+    """It does so while a command's output has filled the line, and more of it waits."""
+    pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
+    launcher = Launcher(tmp_path, silent=0.5)
+    try:
+        launcher.run(1, "yes")
+        assert launcher.agent.wait(SECONDS) == 1
     finally:
         launcher.close()
