@@ -22,6 +22,7 @@ import msgspec
 from netfold.bench.harness import rank_programs
 from netfold.bench.options.faults import LossOptions
 from netfold.bench.ranks.loss import LossResult, LossTask
+from netfold.fabric.folding.slots import sizes_of
 from netfold.fabric.graph import Fabric
 from netfold.host.innet.core import CREDITS_VARIABLE
 from netfold.topo.network import sandbox
@@ -126,12 +127,13 @@ def _row(loss: float, credits: str, rounds: Sequence[_Round], clean: Sequence[_R
         leaf_up = {name: 0.0 for name, role in roles.items() if role == "leaf"}
         for link in one.status.links:
             a, b = link.a.partition(":")[0], link.b.partition(":")[0]
-            if b in roles:
-                if a in leaf_up:
-                    leaf_up[a] += link.a_to_b.bytes / tensors
-            else:
-                downs.append(link.a_to_b.bytes / tensors)
-                ups.append(link.b_to_a.bytes / tensors)
+            for here, there, way in ((a, b, link.a_to_b), (b, a, link.b_to_a)):
+                if here not in roles:
+                    ups.append(way.bytes / tensors)
+                elif there not in roles:
+                    downs.append(way.bytes / tensors)
+                elif here in leaf_up and there not in leaf_up:
+                    leaf_up[here] += way.bytes / tensors
         uplinks += leaf_up.values()
         for switch in one.status.switches:
             counts = {**msgspec.structs.asdict(switch.folded), "gaps": switch.gaps}
@@ -144,6 +146,7 @@ def _row(loss: float, credits: str, rounds: Sequence[_Round], clean: Sequence[_R
     job = rounds[0].status.jobs[0]
     held = max((sum(switch in tree.switches for tree in job.trees) for switch in
                 {switch for tree in job.trees for switch in tree.switches}), default=0)
+    slots = job.slots + sizes_of(options.engine, options.path_mtu).agreement
     return LossRow(
         loss, credits, statistics.median(one.seconds for one in rounds),
         statistics.median(ratios), min(ratios), max(ratios),
@@ -152,7 +155,7 @@ def _row(loss: float, credits: str, rounds: Sequence[_Round], clean: Sequence[_R
         lost=lost / ((options.iterations + 1) * len(rounds)), repeats_per_loss=again / lost if lost else 0.0,
         host_up=mean(ups), host_down=mean(downs), leaf_up=mean(uplinks),
         levels={name: count for name, count in levels.items() if count},
-        slot_bytes=held * job.slots * (clean[0].fabric.path_mtu + STATE_BYTES),
+        slot_bytes=held * slots * (options.path_mtu + STATE_BYTES),
     )
 
 
