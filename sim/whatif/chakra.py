@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -35,6 +36,7 @@ TYPES: Final = {"COMP_NODE": COMPUTING, "COMM_SEND_NODE": SEND, "COMM_RECV_NODE"
 KINDS: Final[Mapping[int, Kind]] = {0: "all_reduce", 1: "reduce", 2: "all_gather", 3: "gather", 4: "scatter",
                                     5: "broadcast", 6: "all_to_all", 7: "reduce_scatter", 8: "reduce_scatter",
                                     9: "barrier"}
+_NOT_BLANK: Final = re.compile(r"\S")
 DTYPE: Final = "float32"
 """The traces have no dtypes."""
 
@@ -156,8 +158,8 @@ def _group(node: ChakraNode) -> str:
 # ---- forms ---------------------------------------------------------------------------------------------------------
 def _of_json(data: bytes) -> Iterator[ChakraNode]:
     text, at, decoder = data.decode(), 0, json.JSONDecoder()
-    while at < len(text.rstrip()):
-        one, at = decoder.raw_decode(text, at + len(text[at:]) - len(text[at:].lstrip()))
+    while begin := _NOT_BLANK.search(text, at):
+        one, at = decoder.raw_decode(text, begin.start())
         if "id" in one or "type" in one or "name" in one:  # the first has the version alone
             kind = one.get("type", 0)
             yield ChakraNode(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -145,6 +145,8 @@ def _events(calls: Sequence[tuple[TracedCall, TracedGroup, _Span]], groups: Sequ
     ends = sorted(span.end for span in spans if span.name.startswith("Optimizer.step"))
     first, last = min(span.begin for span in spans), max(span.end for span in spans)
     steps = ends if len(ends) > 1 else [first, last]
+    engines = sorted((span for span in spans if span.name.startswith(ENGINE)), key=lambda span: span.end)
+    passes = [span.end for span in engines]
     starts: dict[object, list[float]] = {}
     for span in sorted(spans, key=lambda span: span.begin):
         starts.setdefault(span.thread, []).append(span.begin)
@@ -166,13 +168,12 @@ def _events(calls: Sequence[tuple[TracedCall, TracedGroup, _Span]], groups: Sequ
         found.append((span.begin, 0, TracedCall(
             span.begin - origin, end - origin, number, call.kind, groups.index(group), call.nbytes,
             call.dtype, call.asynchronous, call.peer)))
-        step = next(step for step in steps if step > span.begin)
-        back = [one for one in spans if one.name.startswith(ENGINE) and span.begin < one.end <= step]
+        step = steps[bisect_right(steps, span.begin)]
+        back = bisect_right(passes, step)
         if not call.asynchronous:
             begin, thread = end, span.thread
-        elif back:
-            engine = max(back, key=lambda one: one.end)
-            begin, thread = engine.end, engine.thread
+        elif back and passes[back - 1] > span.begin:
+            begin, thread = passes[back - 1], engines[back - 1].thread
         else:
             begin, thread = step, span.thread
         stop = min(max(begin, until(begin, thread)), step) if begin < step else begin

@@ -14,6 +14,7 @@ import pytest
 from netfold.sim.whatif import traces
 from netfold.sim.whatif.chakra import nodes, recordings
 from netfold.sim.whatif.program import Await, Compute, Issue, Operation, StepEnd, TraceError, program_of
+from netfold.sim.whatif.pytorch import ENGINE, recording
 from netfold.wire.training_trace import FORMAT, RankTrace, TracedCall, TracedEvent, TracedGroup, TracedStep, TracedWait
 from support import needs
 
@@ -270,6 +271,59 @@ def test_processes_of_one_number_are_told_apart_by_the_order_of_their_files(tmp_
     write(10, 9)
     with pytest.raises(TraceError, match=r"et9\.json, .*kineto10\.json: .*of ranks \[0, .*8, 10, 9\]"):
         traces.read([tmp_path])
+
+
+class Counted(str):
+    """A text that counts the characters that are copied out of it, and the questions how it begins."""
+
+    copied = asked = 0
+
+    def __getitem__(self, key: Any) -> str:
+        Counted.copied += len(found := super().__getitem__(key))
+        return found
+
+    def rstrip(self, *given: Any) -> str:
+        Counted.copied += len(found := super().rstrip(*given))
+        return found
+
+    def startswith(self, *given: Any) -> bool:
+        Counted.asked += 1
+        return super().startswith(*given)
+
+
+def test_a_node_of_chakra_is_read_without_a_copy_of_what_follows() -> None:
+    """So that the work grows as the file, not as its square: blanks before, between and behind nodes are passed over
+    where they stand."""
+    class Data(bytes):
+        def decode(self, *given: Any) -> str:
+            return Counted(super().decode(*given))
+
+    Counted.copied = 0
+    graph = [{"id": number, "type": "COMP_NODE"} for number in range(100)]
+    data = Data(b"\n " + jsonized(graph).replace(b"}{", b"} \r\n{") + b"\n\n")
+    assert [node.number for node in nodes(data)] == [*range(100)]
+    assert Counted.copied <= len(data)
+
+
+def test_a_call_of_pytorch_is_read_without_a_look_at_all_operators() -> None:
+    """Each of 60 asynchronous calls is waited for from the end of its own step's backward pass on, and each operator is
+    asked a few times what it is, however many calls there are."""
+    Counted.asked = 0
+    trace, profile = pytorch_trace([{"pg_name": "0", "ranks": []}], [])
+    call = trace["nodes"].pop(1)
+    profile["traceEvents"] = []
+    for step in range(21):
+        spans = [("c10d::_allgather_base_", 1, 1)] * 3 + [(f"{ENGINE}: one", 3, 2), (f"{ENGINE}: two", 6, 2)]
+        for name, begin, length in [*spans, ("aten::mm", 8, 1), ("Optimizer.step#SGD.step", 9, 1)]:
+            number = len(profile["traceEvents"])
+            profile["traceEvents"].append({
+                "ph": "X", "cat": "cpu_op", "pid": 7, "tid": 1, "name": Counted(name), "ts": (10 * step + begin) * 1e6,
+                "dur": length * 1e6, "args": {"Record function id": number}})
+            trace["nodes"] += [{**call, "attrs": [{"name": "rf_id", "value": number}, call["attrs"][1]]}] * (
+                name == spans[0][0])
+    waits = [event for event in recording(trace, profile).events if isinstance(event, TracedWait)]
+    assert [wait.begin for wait in waits] == [10.0 * step + 8 for step in range(20) for _ in range(3)]
+    assert Counted.asked <= 3 * len(profile["traceEvents"])
 
 
 @pytest.mark.parametrize("part", ["distributedInfo", "traceEvents", "nodes"])
