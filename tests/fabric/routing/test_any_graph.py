@@ -50,7 +50,8 @@ def test_trees_fill_no_link_beyond_its_rate(fabric: Fabric) -> None:
     for number, tree in enumerate(planned):
         for fold in tree.folds:
             if fold.parent is not None:
-                users[min(graph.adj[fold.switch][fold.parent])].append(number)
+                users[next(link for link, data in graph.adj[fold.switch][fold.parent].items()
+                           if data["ports"][fold.switch] == fold.parent_port)].append(number)
     rates = {key: rate for *_, key, rate in graph.edges(keys=True, data="rate")}
     width = [min((rates[link] / len(users[link]) for link in users if tree in users[link]), default=0.0)
              for tree in range(len(planned))]
