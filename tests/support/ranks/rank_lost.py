@@ -24,7 +24,7 @@ from netfold.host.rails import missing_ranks, out_of_band
 
 ELEMENTS = 100_000
 STAY = 120.0
-BOUND = 60.0
+BOUND = 100.0
 """Seconds for the others to be told."""
 
 
