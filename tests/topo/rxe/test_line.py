@@ -219,7 +219,8 @@ def test_many_connections_of_a_program_end_neither_agent_nor_line(guest: Guest) 
         for client in (*others, last):
             client.connect(str(guest.inside))
         files = Path(f"/proc/{guest.agent.pid}/fd")
-        wait_for(lambda: guest.agent.poll() is not None or len(os.listdir(files)) == 30)
+        below = {str(number) for number in range(30)}  # its end of the line may have a greater one
+        wait_for(lambda: guest.agent.poll() is not None or below <= {*os.listdir(files)})
         for client in others:
             client.close()
         last.sendall(b"x")
