@@ -58,7 +58,7 @@ def test_bytes_are_told_by_what_stands_at_a_links_ends(turned: bool) -> None:
 
 
 def test_slots_of_a_job_are_all_that_it_was_given() -> None:
-    """Those in which ranks agree on exponents count, as they do for the controller."""
+    """The slots in which ranks agree on exponents count, as they do for the controller."""
     fabric = OPTIONS.fabric()
     slots = allocator(fabric)
     slots.admit(trees.plan(fabric.graph(), [host.name for host in fabric.hosts]), [[0, 1, 2, 3]])

@@ -62,7 +62,7 @@ def test_the_load_of_uplinks_is_told_by_the_roles_of_switches(tmp_path: Path) ->
 
 
 def test_rows_are_written_before_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What took minutes is in the file of --rows, whatever fails then."""
+    """Rows that took minutes to measure are in the file of --rows, although the summary fails."""
     monkeypatch.setattr(paths.sandbox, "enter", lambda: None)
     result = PathsResult("ecmp", "ring", 0, 1.0, {}, 0.0, 0, 1, False)
     monkeypatch.setattr(paths, "run", lambda options: [result])

@@ -265,7 +265,7 @@ def log_of_a_switch(place: Path) -> None:
 
 
 CAPTURES = ("s1_in", "s2_out")
-"""Those that are not empty."""
+"""The captures with frames in them."""
 
 
 def captures(place: Path) -> None:

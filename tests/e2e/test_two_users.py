@@ -46,7 +46,7 @@ def open_to_users(folder: Path) -> None:
 
 
 class Said:
-    """What the ranks of a job print, message by message; a rank may be ahead of others."""
+    """The messages that the ranks of a job print; a rank may be ahead of others."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._lines = ranks.lines(within=200)

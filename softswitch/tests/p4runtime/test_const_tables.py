@@ -108,7 +108,7 @@ def test_an_action_of_another_scope_is_denied(client: Client) -> None:
 
 
 def test_reconcile_keeps_the_meters_and_counters_of_const_entries(client: Client) -> None:
-    """Those of a const default action as well; without the entry, the request is refused."""
+    """The meter and counter of a const default action are kept as well; without the entry, the request is refused."""
     default = p4r.DirectCounterEntry(table_entry=p4r.TableEntry(table_id=FIXED, is_default_action=True))
     default.data.packet_count = 5
     client.write((MODIFY, metered(1)), (MODIFY, p4r.Entity(direct_counter_entry=default)))

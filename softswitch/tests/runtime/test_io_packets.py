@@ -295,7 +295,7 @@ def test_interfaces_may_go_down_and_vanish_and_come_back() -> None:
 
 @in_own_network
 def test_a_port_whose_frames_wait_for_the_kernel_sends_them_after_its_link_was_down() -> None:
-    """What the kernel did not take before the link went down leaves once the kernel takes frames again."""
+    """Frames that the kernel did not take before the link went down leave once it takes frames again."""
     make_hosts()
     sh("ip link set s2 down && ip link set s2 name u2 && ip link set u2 up")
     sh("ip link add s2 link u2 type macvlan mode passthru && ip link set s2 up")  # goes down, and keeps u2's frames

@@ -129,7 +129,7 @@ async def test_a_switch_that_is_reached_within_the_grace_frees_no_numbers_of_an_
 
 
 async def test_a_switch_that_is_reached_within_the_grace_keeps_no_numbers_of_moved_jobs(tmp_path: Path) -> None:
-    """What it still holds of the job's old trees is removed when the grace ends, and its slots are free."""
+    """Entries of the job's old trees on the switch are removed when the grace ends, and its slots are free."""
     async with rig(tmp_path) as r:
         plans = await r.together(4)
     r.switches["spine1"].unreachable = True

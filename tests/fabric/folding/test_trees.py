@@ -131,7 +131,7 @@ def test_trees_take_the_fastest_of_parallel_links() -> None:
 
 
 def test_a_tree_prefers_links_without_a_limit() -> None:
-    """Of two equally near switches, it goes by that whose links state no rate, not by that with slow ones."""
+    """A tree goes by that of two equally near switches whose links state no rate, not by that with slow ones."""
     fabric = leafspine(2, 3, 2)
     near = trees._neighbours(msgspec.structs.replace(fabric, links=(
         Link("spine1:1", "spine3:1", "100mbit"), Link("spine2:1", "spine3:2"), Link("leaf1:1", "spine1:2", "100mbit"),
