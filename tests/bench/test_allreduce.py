@@ -164,7 +164,7 @@ def test_a_ring_of_machines_is_charged_for_machines() -> None:
     ("leafspine,2,1,4,uplinks=100mbit", (0.0, 1.2)), ("threetier,2,1,1,1,4", (0.8, 1.2)), ("mesh,2,2", (0.0, 1.2)),
 ])
 def test_links_are_the_limit_where_all_have_one_rate(topo: str, parts: tuple[float, float]) -> None:
-    """No part of a link's rate is told where links differ, as the slow ones may be the limit; the bridge has one rate."""
+    """No part of a link's rate is told where links differ: the slow ones may be the limit; the bridge has one rate."""
     options = AllreduceOptions(topo=topo, rate="1gbit", algorithms="innet,ring@bridge")
     turns = [AllreduceTurn([allreduce_rank.Timing(1e-3, 0.0, 0, 0, "", 0.5, folded)] * 4, 0.0, 0.0)
              for folded in (True, False)]
