@@ -26,16 +26,17 @@ help:  ## Show this list
 setup: $(STAMP)  ## Make .venv with NetFold and softswitch in it; only Mininet and its tools, by apt, need root
 
 # Outside of Debian, or without root and sudo, say what to install and go on: all but Mininet works without root.
+# A machine that has just started may be at its own upgrades: apt waits for them, and an update may fail meanwhile.
 packages:
 	@missing=; for pair in $(NEEDED); do \
 	    PATH="$$PATH:/usr/sbin:/sbin" command -v $${pair%%:*} >/dev/null || missing="$$missing $${pair##*:}"; done; \
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
 	missing=$$(printf '%s\n' $$missing | sort -u | tr '\n' ' '); [ -n "$${missing% }" ] || exit 0; \
 	if [ "$$(id -u)" = 0 ]; then root=; elif command -v sudo >/dev/null; then root=sudo; else root=none; fi; \
-	install="apt-get install -y --no-install-recommends $$missing"; \
+	install="apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends $$missing"; \
 	if command -v apt-get >/dev/null && [ "$$root" != none ]; then \
 	    echo "These Debian packages are missing, and need root: $$missing"; \
-	    $$root apt-get update -q && $$root env DEBIAN_FRONTEND=noninteractive $$install && exit 0; \
+	    $$root apt-get update -q; $$root env DEBIAN_FRONTEND=noninteractive $$install && exit 0; \
 	fi; \
 	echo "Not installed: $$missing. As root, on Debian or Ubuntu, type: $$install" >&2; \
 	echo "Going on without: what needs Mininet (demo, netfold up --topo, some tests) will say so." >&2
