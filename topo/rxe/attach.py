@@ -109,7 +109,8 @@ def main(argv: Sequence[str]) -> int:
         return 2
     status = run(argv[0], argv[2:], only)
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # SIGKILL and SIGSTOP have no other effect than the default
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status
 

@@ -127,6 +127,12 @@ def test_a_signal_to_attach_reaches_the_command(guest: Guest) -> None:
     assert process.returncode == -signal.SIGTERM
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGHUP])
+def test_a_signal_that_ended_the_command_ends_attach(guest: Guest, number: int) -> None:
+    """Its status is that of the command, whichever signal it is, and it says nothing of its own."""
+    assert guest.run("sh", "-c", f"kill -{number:d} $$") == (-number, b"", b"")
+
+
 def test_a_command_ends_with_attach_when_that_is_killed(guest: Guest, tmp_path: Path) -> None:
     """Nothing goes on in a guest for nobody: the pipe that the command holds is closed."""
     pipe = tmp_path / "pipe"
