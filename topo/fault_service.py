@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from netfold.fabric.graph import bits_per_second
 from netfold.rpc import local
@@ -25,11 +25,9 @@ from netfold.topo.faults.board import FaultRefused
 from netfold.topo.faults.plans import FaultPlans
 from netfold.topo.faults.server import FaultServer
 from netfold.topo.faults.targets import FabricLinkAt
+from netfold.topo.network.listeners import KEY_BYTES
 from netfold.topo.network.net import Network
 from netfold.wire import faults
-
-KEY_BYTES: Final = 24
-"""Random bytes of the key in the address of the fabric's page."""
 
 
 class FaultService(FaultServer):

@@ -148,7 +148,8 @@ def _start_workers(options: AllreduceOptions) -> Iterator[tuple[dict[str, Worker
     """Start groups of ranks, by name (`_group_of`); also yields the fabric, where there is one."""
     from netfold.bench.harness.bridge import Bridge
     from netfold.bench.harness.workers import Workers
-    from netfold.topo.network.net import Network, with_sockets_in
+    from netfold.topo.network.net import Network
+    from netfold.topo.network.startup import with_sockets_in
     from netfold.topo.processes.ranks import environment, in_namespaces
 
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))

@@ -290,7 +290,8 @@ def _serve(description: Description, outside: int, out: int, underlay: str) -> N
     from mininet.log import setLogLevel
 
     from netfold.topo.fault_service import FaultService
-    from netfold.topo.network.net import Network, with_sockets_in
+    from netfold.topo.network.net import Network
+    from netfold.topo.network.startup import with_sockets_in
     from netfold.topo.network.switches import CLASSES
 
     setLogLevel("error")

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from netfold.topo.machines.description import VXLAN_BYTES, VXLAN_PORT, Description, VxlanCable, needed_mtu, remedy
 from netfold.topo.network.guests import Surroundings
-from netfold.topo.network.wiring import NAME_LIMIT, FabricIntf
 from netfold.topo.processes.failures import WiringError
 
 SECONDS: Final = 30.0
@@ -37,6 +36,8 @@ class VxlanCables:
 
     def start(self, around: Surroundings) -> None:
         """Make the interfaces and plug them in.  Raises WiringError."""
+        from netfold.topo.network.wiring import NAME_LIMIT, FabricIntf  # Mininet, which a launcher may lack
+
         for cable in self._description.cables:
             name = f"{cable.switch}-eth{cable.port}"
             if len(name) > NAME_LIMIT:

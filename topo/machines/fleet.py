@@ -35,7 +35,7 @@ from netfold.rpc import rpc
 from netfold.topo.machines.agent import TCP, Ready, far_sockets, sockets_of
 from netfold.topo.machines.description import Description
 from netfold.topo.machines.page import MachinesPage
-from netfold.topo.network.net import CONTROLLER_SECONDS, SWITCHES_SECONDS, with_sockets_in
+from netfold.topo.network.startup import CONTROLLER_SECONDS, SWITCHES_SECONDS, with_sockets_in
 from netfold.topo.processes.failures import ControllerFailed, FabricFailed
 from netfold.topo.processes.lifecycle import Lifecycle, tail, terminate
 from netfold.topo.rxe import attach

@@ -7,7 +7,7 @@ import secrets
 import socket
 from typing import Final, NamedTuple
 
-from netfold.topo.fault_service import KEY_BYTES
+from netfold.topo.network.listeners import KEY_BYTES
 from netfold.topo.processes.failures import FabricFailed
 
 BACKLOG: Final = 64

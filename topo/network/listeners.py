@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -21,6 +22,9 @@ from netfold.fabric.graph import Fabric, FabricError
 from netfold.rpc.certificates import is_local
 from netfold.topo.network import sandbox
 from netfold.wire.faults import KEY_VARIABLE
+
+KEY_BYTES: Final = 24
+"""Random bytes of the key in the address of a fabric's page."""
 
 
 def enter(fabrics: Sequence[Fabric]) -> None:

@@ -22,9 +22,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import msgspec
 from mininet.net import Mininet
 
 from netfold.controller import client
@@ -35,6 +34,7 @@ from netfold.rpc import rpc
 from netfold.rpc.certificates import Certificates
 from netfold.topo.network import host_names, listeners, sandbox
 from netfold.topo.network.guests import GuestHosts, Surroundings
+from netfold.topo.network.startup import CONTROLLER_SECONDS, SWITCHES_SECONDS
 from netfold.topo.network.switches import CLASSES, FORKS, P4Switch
 from netfold.topo.network.topology import FabricTopo
 from netfold.topo.network.wiring import execute
@@ -43,19 +43,6 @@ from netfold.topo.processes.forks import ChildProcess
 from netfold.topo.processes.lifecycle import Lifecycle, tail, terminate
 from netfold.topo.processes.ranks import Enter, Ranks, environment, in_namespaces, start
 from netfold.wire import operator
-
-CONTROLLER_SECONDS: Final = 180.0
-"""Seconds for the controller to compile the program and fill every switch: the first compilation takes 8 s of a
-processor, and on a busy machine many times that.  If the controller ends, that is reported at once."""
-SWITCHES_SECONDS: Final = CONTROLLER_SECONDS - 10
-"""Part of these seconds that the controller gives the switches, so that it can report by itself which did not start."""
-
-
-def with_sockets_in(fabric: Fabric, folder: Path) -> Fabric:
-    """The same fabric with unix sockets in ``folder`` for all gRPC addresses: they are reached from every namespace."""
-    switches = [msgspec.structs.replace(s, grpc=f"unix:{folder / s.name}.sock") for s in fabric.switches]
-    return msgspec.structs.replace(fabric, switches=tuple(switches), jobs=f"unix:{folder / 'controller'}.sock",
-                                   standby=fabric.standby and f"unix:{folder / 'standby'}.sock")
 
 
 class Network(Lifecycle):

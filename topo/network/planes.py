@@ -22,7 +22,8 @@ from netfold.fabric.generate import PLANE_NAMES as NAMES
 from netfold.fabric.graph import Fabric, Host
 from netfold.host.opening.planes import PLANES_VARIABLE
 from netfold.topo.network import host_names
-from netfold.topo.network.net import Network, with_sockets_in
+from netfold.topo.network.net import Network
+from netfold.topo.network.startup import with_sockets_in
 from netfold.topo.network.switches import CLASSES
 from netfold.topo.network.topology import FabricTopo
 from netfold.topo.processes.lifecycle import Lifecycle

@@ -24,7 +24,7 @@ from support.sandboxes.topo import in_sandbox
 
 mininet = pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-from netfold.topo.network import net, switches, topology, wiring  # noqa: E402
+from netfold.topo.network import startup, switches, topology, wiring  # noqa: E402
 
 mininet.Mininet.inited = True  # or it would set limits of the whole machine
 
@@ -242,7 +242,7 @@ def test_a_port_in_use_names_its_holder(tmp_path: Path) -> None:
 def test_sockets_move_into_a_folder_and_nothing_else_changes() -> None:
     """`with_sockets_in` gives every server a unix socket of its own."""
     fabric = leafspine(2, 1, 2)
-    moved = net.with_sockets_in(fabric, Path("/run/x"))
+    moved = startup.with_sockets_in(fabric, Path("/run/x"))
     assert moved.jobs == "unix:/run/x/controller.sock"
     assert [switch.grpc for switch in moved.switches] == [f"unix:/run/x/{s.name}.sock" for s in fabric.switches]
     assert (moved.hosts, moved.links) == (fabric.hosts, fabric.links)
