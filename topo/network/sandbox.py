@@ -28,6 +28,7 @@ from typing import Final, NoReturn
 
 from cbuild.cache import ANOTHER, Cache
 from netfold.topo.network.rundir import clear_abandoned, locked_folder, socket_folder
+from netfold.topo.processes.lifecycle import shell_status
 
 INSIDE: Final = "NETFOLD_SANDBOX"
 """Environment variable with the sandbox's network namespace, by which its processes recognise that they are inside."""
@@ -192,7 +193,7 @@ def _stand_by(child: int) -> int:
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, hand_on)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return shell_status(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 # ---- process 1 ---------------------------------------------------------------------------------------------------
@@ -239,8 +240,7 @@ def _reap(command_pid: int) -> int:
     while True:
         pid, status = os.wait()
         if pid == command_pid:
-            code = os.waitstatus_to_exitcode(status)
-            return 128 - code if code < 0 else code
+            return shell_status(os.waitstatus_to_exitcode(status))
 
 
 def die_with_parent(parent: int, *, inside: bool = False) -> None:

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import IO, Final
 
 from netfold.topo.processes.forks import Forked
+from netfold.topo.processes.lifecycle import shell_status
 
 LOOK: Final = 1.0
 """Seconds between checks of the fabric's own processes."""
@@ -165,7 +166,7 @@ class Console:
         if code:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
             self._report(f"rank {rank} on {self._names[rank]} {how}")
-        return 128 - code if code < 0 else int(code)
+        return shell_status(code)
 
     def _end(self, steps: Iterator[tuple[str, int, float]], running: Set[int]) -> float:
         """Take the next step towards ending the running ranks and return the time at which to take the one after it."""

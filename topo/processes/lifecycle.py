@@ -54,6 +54,11 @@ def terminate(process: ChildProcess) -> None:
             process.wait(STOP_SECONDS)
 
 
+def shell_status(code: int) -> int:
+    """The exit status, as a shell has it, of a process with this returncode: above 128 where a signal ended it."""
+    return 128 - code if code < 0 else code
+
+
 def tail(path: Path, lines: int = LOG_LINES) -> list[str]:
     """The last lines of a log; none where it does not exist."""
     try:

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import IO
 
 from netfold.topo.network import sandbox
+from netfold.topo.processes.failures import FabricFailed
+from netfold.topo.processes.lifecycle import shell_status
 from netfold.topo.rxe import packages
 from netfold.topo.rxe.machine import Machine, Nic, System
 
@@ -34,7 +36,15 @@ def main(commands: list[str]) -> int:
             print(f"virtual machines cannot be run here: {error}", file=sys.stderr)
             return 1
     sandbox.enter()
-    folder = sandbox.rundir()
+    try:
+        return _run(commands, sandbox.rundir())
+    except FabricFailed as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _run(commands: list[str], folder: Path) -> int:
+    """Start the machines, run the commands, end the machines.  Raises FabricFailed."""
     share = Path(tempfile.mkdtemp(prefix="share-", dir=folder))
     system = System.prepare(folder, share=share)
     ends = socket.socketpair()
@@ -65,7 +75,7 @@ def main(commands: list[str]) -> int:
             copier.start()
         for copier in copiers:
             copier.join()
-        return max(process.wait() for process in running)
+        return max(shell_status(process.wait()) for process in running)
     finally:
         for machine in machines:
             machine.stop()

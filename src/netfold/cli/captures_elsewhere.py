@@ -13,6 +13,7 @@ from types import FrameType
 from netfold import plain_text
 from netfold.cli.common import CANNOT, FAILED, fail
 from netfold.disk import files
+from netfold.topo.processes.lifecycle import shell_status
 from netfold.wire import faults
 
 
@@ -48,7 +49,7 @@ def capture_elsewhere(tapped: faults.TappedElsewhere, options: Sequence[str], ou
         except OSError as error:
             hand_on(signal.SIGTERM, None)
             fail(FAILED, f"pcap: cannot write {file}: {error.strerror}")
-    return next((status for status in [process.wait() for process in running] if status), 0)
+    return next((shell_status(code) for code in [process.wait() for process in running] if code), 0)
 
 
 def _start(command: Sequence[str], file: Path | None) -> subprocess.Popen[bytes]:
