@@ -222,7 +222,12 @@ class LeafSets:
         return self._hops[switch]
 
     def _is_as_in_whole(self, switch: str) -> bool:
+        """True if a switch has the next hops that it has in the whole fabric, since its own links are up, and its
+        neighbours reach the same leaves.  False if no climb leads from it to some leaf even there: the next hops to
+        that leaf depend on links anywhere in the fabric."""
         whole, uppers, lowers = self.climbs.whole, self._uppers[switch], self._lowers[switch]
+        if whole.leaves & ~whole._reached[switch][-1]:
+            return False
         if (self.leaves != whole.leaves or self.up[switch] is not self.climbs.up[switch]
                 or self.down[switch] is not self.climbs.down[switch]):
             return False

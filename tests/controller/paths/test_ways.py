@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import networkx as nx
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from netfold.controller.paths.steering import Steering
@@ -14,14 +14,40 @@ from netfold.controller.switch.entities import Entry, state
 from netfold.controller.switch.path_tables import RING
 from netfold.controller.switch.reconcile import diff
 from netfold.fabric.generate import leafspine, parse, threetier
+from netfold.fabric.generate.graph_file import of_graph
 from netfold.fabric.graph import Fabric
 from netfold.fabric.routing import routes
+from netfold.fabric.routing.clos import is_clos
 from netfold.fabric.routing.path_graph import PathError
 from netfold.wire.paths import tcp_ports
 from support.control import ways
 
+
+def wired(*lines: str) -> Fabric:
+    """A fabric of links between switches, "l1 s1" for each, where a host is at each switch whose name begins with l."""
+    graph = nx.MultiGraph([line.split() for line in lines])
+    for name in graph:
+        graph.nodes[name].update(kind="switch", hosts=int(name.startswith("l")))
+    return of_graph(graph, "wired")
+
+
 FABRICS = [leafspine(3, 2, 6), leafspine(4, 4, 4), leafspine(5, 3, 10), threetier(2, 2, 2, 2, 4),
-           threetier(3, 2, 2, 4, 6), threetier(2, 3, 3, 6, 6), parse("leafspine,3,2,6,uplinks=2:1")]
+           threetier(3, 2, 2, 4, 6), threetier(2, 3, 3, 6, 6), parse("leafspine,3,2,6,uplinks=2:1"),
+           wired("l1 s1", "l2 s1", "l2 s2", "l3 s1", "l3 s2")]
+
+
+@st.composite
+def partly_wired(draw: st.DrawFn) -> Fabric:
+    """A Clos of two or three tiers, of which any switch may lack links, and some have two."""
+    spines, cores = draw(st.integers(2, 4)), draw(st.integers(0, 2))
+    lines = [f"l{leaf} s{spine}" for leaf in range(draw(st.integers(3, 5)))
+             for spine in draw(st.lists(st.integers(1, spines), min_size=1, max_size=spines))]
+    lines += [f"{spine} c{core}" for spine in dict.fromkeys(line.split()[1] for line in lines) if cores
+              for core in draw(st.sets(st.integers(1, cores), min_size=1))]
+    assume(nx.is_connected(nx.Graph(line.split() for line in lines)))
+    fabric = wired(*lines)
+    assume(is_clos(fabric.graph()))
+    return fabric
 
 
 QUICKLY = (Phase.explicit, Phase.reuse, Phase.generate)
@@ -39,8 +65,8 @@ def damaged(fabric: Fabric, data: st.DataObject, most: int = 5) -> nx.MultiGraph
     return graph
 
 
-@settings(max_examples=60)
-@given(st.sampled_from(FABRICS), st.data())
+@settings(max_examples=100)
+@given(st.sampled_from(FABRICS) | partly_wired(), st.data())
 def test_every_host_is_routed_by_shortest_ways(fabric: Fabric, data: st.DataObject) -> None:
     """Whatever is down: a switch has a route to a host where there is one, and over next hops alone that are nearer."""
     graph = damaged(fabric, data)
@@ -56,8 +82,8 @@ def test_every_host_is_routed_by_shortest_ways(fabric: Fabric, data: st.DataObje
         assert Steering(fabric).leaf_of[host] != switch
 
 
-@settings(max_examples=60, phases=QUICKLY)
-@given(st.sampled_from(FABRICS), st.data())
+@settings(max_examples=100, phases=QUICKLY)
+@given(st.sampled_from(FABRICS) | partly_wired(), st.data())
 def test_packets_take_the_paths_that_they_name(fabric: Fabric, data: st.DataObject) -> None:
     """By what switches hold, hop by hop, for every name of every two leaves, by UDP and by TCP: over its path if that
     is up, else over live ones; no packet goes in a circle, and one that nobody reaches is dropped."""
@@ -79,6 +105,26 @@ def test_packets_take_the_paths_that_they_name(fabric: Fabric, data: st.DataObje
                 assert {way[-1] for way in found} == arrives, (a, host.name, name)
                 if source_port in live:
                     assert found == {(a, *(hop.head for hop in live[source_port]), host.name)}, (a, host.name, name)
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_a_way_around_changes_where_a_link_elsewhere_is_lost(drained: bool) -> None:
+    """A switch from which no climb leads to a leaf sends packets there by no leaf that would send them back, although
+    its own links are all up."""
+    fabric = wired("l1 s1", "l2 s1", "l2 s2", "l3 s1", "l3 s2")
+    steering, graph = Steering(fabric), fabric.graph()
+    assert {hop.node for hop in ways.plan(steering, graph)["s2"].hops("l1")} == {"l2", "l3"}
+    lost = next(link for link in fabric.links if {end.node for end in link.ends} == {"l2", "s1"})
+    if drained:
+        steering.drains.mark(steering.drains.canonical(lost.a), True)
+    else:
+        graph.remove_edge("l2", "s1")
+    held = {switch: state(entities) for switch, entities in steering.base(graph).items()}
+    host = next(host for host, leaf in steering.leaf_of.items() if leaf == "l1")
+    names = steering.ports(steering.whole, "l2", "l1")
+    for name in (50_000, *names, *(tcp for port in names for tcp in tcp_ports(port))):
+        assert ways.arrivals(fabric, held, "l2", fabric.host(host).address, name) == {
+            ("l2", "s2", "l3", "s1", "l1", host)}
 
 
 @settings(max_examples=60, phases=QUICKLY)
