@@ -37,7 +37,7 @@ from netfold.topo.machines.description import Description
 from netfold.topo.machines.page import MachinesPage
 from netfold.topo.network.startup import CONTROLLER_SECONDS, SWITCHES_SECONDS, with_sockets_in
 from netfold.topo.processes.failures import ControllerFailed, FabricFailed
-from netfold.topo.processes.lifecycle import Lifecycle, tail, terminate
+from netfold.topo.processes.lifecycle import Lifecycle, how_ended, tail, terminate
 from netfold.topo.rxe import attach
 from netfold.topo.rxe.frames import Kind, pack
 from netfold.topo.rxe.line import Line
@@ -98,9 +98,7 @@ class _Member:
     def gone(self, now: float) -> str | None:
         """Why this machine counts as lost, or None."""
         if self.process.poll() is not None:
-            status = self.process.returncode
-            how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-            return f"its agent, or the launcher's way to it, ended {how}"
+            return f"its agent, or the launcher's way to it, {how_ended(self.process.returncode)}"
         if not self.line.is_alive():
             return "its agent has ended"
         if self.ready is not None and now - self.line.heard_at > SILENT_SECONDS:

@@ -32,7 +32,7 @@ from netfold.topo.network import sandbox
 from netfold.topo.network.shells import WatchedShell
 from netfold.topo.processes.failures import SwitchFailed
 from netfold.topo.processes.forks import ChildProcess, Forks
-from netfold.topo.processes.lifecycle import LOG_LINES, terminate
+from netfold.topo.processes.lifecycle import LOG_LINES, how_ended, terminate
 
 READY_SECONDS: Final = 60.0
 """Seconds for a switch to answer; several start at once on few cores."""
@@ -169,8 +169,8 @@ class P4Switch(ABC, WatchedShell, Switch):  # type: ignore[misc]
         assert self.child is not None, f"{self.name} was not started"
         status = self.child.poll()
         if status is not None:
-            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-            raise SwitchFailed(self.failure(f"{how} {time.monotonic() - self._started:.1f} s after its start"))
+            seconds = time.monotonic() - self._started
+            raise SwitchFailed(self.failure(f"{how_ended(status)} {seconds:.1f} s after its start"))
 
     def failure(self, what: str) -> str:
         """The message of a failure: what happened, the command line, the address, the log's first line and its end."""

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import IO, Final
 
 from netfold.topo.processes.forks import Forked
-from netfold.topo.processes.lifecycle import shell_status
+from netfold.topo.processes.lifecycle import how_ended, shell_status
 
 LOOK: Final = 1.0
 """Seconds between checks of the fabric's own processes."""
@@ -164,8 +164,7 @@ class Console:
     def _status(self, rank: int, code: int) -> int:
         """The exit status of a rank that has ended in this way; a failure is reported."""
         if code:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-            self._report(f"rank {rank} on {self._names[rank]} {how}")
+            self._report(f"rank {rank} on {self._names[rank]} {how_ended(code)}")
         return shell_status(code)
 
     def _end(self, steps: Iterator[tuple[str, int, float]], running: Set[int]) -> float:

@@ -59,6 +59,16 @@ def shell_status(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
+def how_ended(code: int) -> str:
+    """How a process with this returncode has ended, in words after its name."""
+    if code >= 0:
+        return f"ended with status {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal
+        return f"was killed by signal {-code}"
+
+
 def tail(path: Path, lines: int = LOG_LINES) -> list[str]:
     """The last lines of a log; none where it does not exist."""
     try:

@@ -18,7 +18,7 @@ from typing import IO, Final, Protocol, TypeAlias
 from netfold.fabric.graph import Fabric, Host
 from netfold.topo.processes.failures import EXIT_WRONG_DATA, RankFailed, WrongData
 from netfold.topo.processes.forks import ChildProcess, Forked, Forks
-from netfold.topo.processes.lifecycle import tail, terminate
+from netfold.topo.processes.lifecycle import how_ended, tail, terminate
 
 ABORT_SECONDS: Final = 5.0
 """Seconds for a rank that is overdue to write the stacks of its threads."""
@@ -170,8 +170,7 @@ class Ranks:
         wrong = self._rank_with_wrong_data()
         if wrong is not None:
             raise WrongData(self._failure(wrong, "received wrong data"))
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        raise RankFailed(self._failure(rank, how))
+        raise RankFailed(self._failure(rank, how_ended(status)))
 
     def _rank_with_wrong_data(self) -> int | None:
         """The first rank that ended because its data was wrong; the others lose it, and may end before it."""
