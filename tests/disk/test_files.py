@@ -190,6 +190,17 @@ def test_no_more_is_read_than_was_said(tmp_path: Path) -> None:
         files.read("/dev/zero", 1024)
 
 
+@pytest.mark.parametrize(("path", "why"), [
+    ("/proc/self", "Is a directory"), ("/proc/self/mem", "Input/output error"), ("/none", "No such file")])
+def test_what_cannot_be_read_is_named_and_not_left_open(path: str, why: str) -> None:
+    """A folder, and a file that opens but gives nothing, as one that is missing."""
+    for named in (path, Path(path)):
+        with pytest.raises(OSError, match=why) as caught:
+            files.read(named)
+        assert caught.value.filename == path
+    assert os.path.realpath(path) not in [os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()]
+
+
 def test_the_switch_writes_files_in_the_same_way() -> None:
     """NetFold and softswitch have a copy each, since neither needs the other: who changes one changes both."""
     copy = SWITCH / "src" / "softswitch" / "runtime" / "files.py"

@@ -26,14 +26,19 @@ MOST = 16 << 20
 
 def read(path: Path | str, most: int = MOST, *, regular: bool = False) -> bytes:
     """The content of a file that somebody else may have written, of so many bytes at most: neither a file without end
-    nor one of gigabytes fills the memory.  Raises OSError, which names the number where it has more.
+    nor one of gigabytes fills the memory.  Raises OSError with the file's name, and the number where it has more.
 
     regular  refuse all but regular files: nobody may ever write to a pipe that was found in a folder
     """
-    with open(os.open(path, _READ | os.O_NONBLOCK * regular), "rb") as file:
-        if regular and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "expected a regular file, got a pipe or a device", str(path))
-        content = file.read(most + 1)
+    flags = _READ | os.O_NONBLOCK * regular
+    try:
+        with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
+            if regular and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "expected a regular file, got a pipe or a device")
+            content = file.read(most + 1)
+    except OSError as error:
+        error.filename = str(path)
+        raise
     if len(content) > most:
         raise OSError(errno.EFBIG, f"expected at most {most:,} bytes, got more", str(path))
     return content
