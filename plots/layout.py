@@ -28,10 +28,13 @@ def width(text: str, size: float = style.LETTERS) -> float:
 
 @lru_cache(None)
 def _letter(letter: str) -> float:
-    """How far a letter of one point reaches, in points."""
+    """How far a letter of one point reaches, in points: one that the font lacks as a sign of Chinese, whatever stands
+    for it."""
     from matplotlib.font_manager import findfont, get_font
 
     font = get_font(findfont(str(style.SHEET["font.family"])))
+    if not font.get_char_index(ord(letter)):
+        return 1.0
     font.set_size(100, 72)
     return float(font.load_char(ord(letter)).linearHoriAdvance) / 65536 / 100
 

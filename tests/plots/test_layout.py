@@ -114,6 +114,13 @@ def test_nothing_overlaps_or_is_cut(kind: str, tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.needs("matplotlib")
+def test_letters_that_the_font_lacks_are_as_wide_as_high() -> None:
+    """A name in another script is broken into lines as any other, at ten letters of 7 points an inch."""
+    assert layout.wrapped("東京 a", 1.0) == "東京 a"
+    assert layout.wrapped("京" * 25, 1.0) == "\n".join(["京" * 10, "京" * 10, "京" * 5])
+
+
+@pytest.mark.needs("matplotlib")
 def test_an_axis_without_a_name_is_refused(tmp_path: Path) -> None:
     """A chart says what its axes are."""
     with pytest.raises(ValueError, match="give `x` and `y` with units"):
