@@ -38,7 +38,7 @@ $b mount -t proc proc /proc
 $b mount -t sysfs sys /sys
 $b mount -t devtmpfs dev /dev
 for module in {modules}; do $b insmod /modules/$module.ko || exec $b reboot -f; done
-read9p() {{ $b mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,$3 $1 $2 || exec $b reboot -f; }}
+read9p() {{ $b mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,$3 $1 "$2" || exec $b reboot -f; }}
 read9p {root} /root ro,cache=loose
 read9p {packages} /packages ro,cache=loose
 $b mount -t tmpfs -o size=75% memory /memory

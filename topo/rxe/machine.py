@@ -126,12 +126,12 @@ class Machine(Lifecycle):
             "-kernel", str(self.system.kernel), "-initrd", str(self.system.initial),
             "-append", f"console=ttyS0 loglevel=4 panic=-1 mitigations=off no_timer_check nokaslr random.trust_cpu=on "
                        f"cryptomgr.notests NETFOLD_GUEST={self.name}",
-            "-chardev", f"file,id=console,path={self.console}", "-serial", "chardev:console",
+            "-chardev", f"file,id=console,path={_doubled(self.console)}", "-serial", "chardev:console",
             "-device", "virtio-serial-pci", "-chardev", f"socket,id=agent,fd={line}",
             "-device", f"virtserialport,chardev=agent,name={PORT}",
         ]
         for tag, path, mode in folders:
-            options += ["-fsdev", f"local,id={tag},path={path},security_model=none,multidevs=remap{mode}",
+            options += ["-fsdev", f"local,id={tag},path={_doubled(path)},security_model=none,multidevs=remap{mode}",
                         "-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
         for number, nic in enumerate(self._nics):
             options += ["-netdev", f"{'tap' if nic.tap else 'socket'},id=net{number},fd={nic.backend}",
@@ -206,6 +206,11 @@ class Machine(Lifecycle):
             self._line.close()
             self._line = None
         self.socket.unlink(missing_ok=True)
+
+
+def _doubled(path: Path | str) -> str:
+    """A path as a value in QEMU's options, between which commas stand."""
+    return str(path).replace(",", ",,")
 
 
 def _import_paths() -> list[str]:

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import lzma
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from netfold.topo.rxe.image import SIGNED, ImageError, archive, closure, dependencies
+from netfold.topo.rxe.image import MODULES, SIGNED, ImageError, archive, build, closure, dependencies
 from netfold.topo.rxe.packages import Kernel
 
 
@@ -55,6 +57,18 @@ def test_dependencies_are_read_from_the_module() -> None:
     assert dependencies(module()) == []
     assert dependencies(module("ib-core", "udp_tunnel")) == ["ib_core", "udp_tunnel"]
     assert dependencies(b"no module") == []
+
+
+def test_a_shared_folder_may_have_blanks_in_its_name(tmp_path: Path) -> None:
+    """The guest's script hands its path to mount as one word."""
+    (tmp_path / "busybox").touch()
+    folder = kernel(tmp_path, {f"{name}.ko": module() for name in MODULES})
+    data = build(folder, tmp_path / "busybox", Path("/a b"), ["agent"]).decode()
+    (function,) = re.findall(r"^read9p\(\).*", data, re.MULTILINE)
+    (call,) = re.findall(r"^read9p share .*", data, re.MULTILINE)
+    done = subprocess.run(["sh", "-c", f"b='printf %s|'; {function}\n{call}"], capture_output=True, text=True,
+                          check=True)
+    assert done.stdout.split("|")[5:] == ["share", "/new/a b", ""]
 
 
 def test_an_archive_has_the_format_that_the_kernel_reads() -> None:

@@ -49,6 +49,7 @@ class Apt:
         """Make a package of these files."""
         root = self.packages / name
         (root / "DEBIAN").mkdir(parents=True)
+        (root / "DEBIAN").chmod(0o755)  # dpkg-deb wants it, whatever the umask
         control = f"Package: {name}\nVersion: 1:2.0-1\nArchitecture: amd64\nMaintainer: x <x@y>\nDescription: x\n"
         (root / "DEBIAN/control").write_text(control)
         for path, text in files.items():
