@@ -101,7 +101,8 @@ def test_a_list_that_lets_another_user_write_is_found(tmp_path: Path) -> None:
 
 def test_a_users_group_with_other_members_is_none_of_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who was added to the group that has the user's name may write where it may."""
-    user = pwd.getpwuid(os.geteuid()).pw_name
+    user = "netta"
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: pwd.struct_passwd((user, "x", uid, 1234, "", "/", "/bin/sh")))
     for members, expected in (([], True), ([user, "root"], True), (["another"], False)):
         entry = grp.struct_group((user, "x", 1234, members))
         monkeypatch.setattr(grp, "getgrgid", lambda group, entry=entry: entry)

@@ -363,7 +363,7 @@ def test_arrays_of_any_shape_are_repeated_and_none_is_copied_to_find_out(
 
 
 def test_seconds_have_the_whole_of_a_long_operation() -> None:
-    """Where a rank comes 60 ms late, the totals have the time from the operation's beginning."""
+    """Where a rank comes late, the totals have the time from the operation's beginning."""
     with loopback_job(2) as comms:
         on_every_rank(comms, lambda c: c.allreduce(np.ones(100, np.float32)))
         before, made = comms[0].stats().seconds, len(comms[0].flight())
@@ -373,13 +373,13 @@ def test_seconds_have_the_whole_of_a_long_operation() -> None:
             if comm.rank == 1:
                 while len(comms[0].flight()) == made:
                     late.wait(0.001)
-                late.wait(0.06)
+                late.wait(0.6)
             comm.allreduce(np.ones(100, np.float32))
 
         assert on_every_rank(comms, run) == [None, None]
         record = comms[0].flight()[-1]
         took = comms[0].stats().seconds - before
-        assert 0.9 * 0.06 <= took <= record.end - record.begin
+        assert 0.2 <= took <= record.end - record.begin
 
 
 def test_packets_sent_again_in_one_that_fails_are_recorded(

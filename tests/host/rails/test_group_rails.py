@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,10 +21,11 @@ from netfold.host.opening.planes import Kind
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.open_rail import OpenRail
+from netfold.host.rails.shares import Figure, RailShares
 from netfold.testing import on_every_rank
 from netfold.wire.plan import Peer, Plan, Secret
 from support.hosts.group_jobs import GroupJobs
-from support.hosts.loopback_rails import loopback_planes
+from support.hosts.loopback_rails import even, loopback_planes
 
 pytestmark = pytest.mark.slow
 
@@ -90,8 +92,15 @@ class Job:
 @contextmanager
 def job(kinds: Sequence[Kind] = ("innet", "innet")) -> Iterator[Job]:
     """A job over rails of these kinds, and a group of its ranks."""
-    with loopback_planes(kinds, WORLD, groups=True) as planes:
+    learn = RailShares.learn
+
+    def once(shares: RailShares, fresh: Sequence[Figure], live: Sequence[int]) -> bool:
+        return any(shares.figures[rail].bandwidth is None for rail in live) and learn(shares, fresh, live)
+
+    with (loopback_planes(kinds, WORLD, groups=True) as planes, mock.patch.object(RailShares, "learn", once),
+          mock.patch.object(RailShares, "adopt_cut_seconds")):
         comms = planes.join(timeout=20.0)
+        even(comms)  # a group begins with its job's figures, and keeps them here, whatever this machine is doing
         services = [service for service in planes.jobs if isinstance(service, GroupJobs)]
         made = Job(comms, {rank: comms[rank].group(MEMBERS) for rank in MEMBERS}, services)
         try:

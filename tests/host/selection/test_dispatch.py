@@ -15,6 +15,7 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.errors import PlanError
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.arrays import Flat
+from netfold.host.selection import chooser
 from netfold.host.selection.choice import INNET, MARGIN, TIMED, Setting, choose
 from netfold.host.selection.chooser import CHOSEN
 from netfold.host.selection.cost import LinkCost
@@ -161,8 +162,9 @@ def test_narrow_lanes_and_saturation_always_fold(caplog: pytest.LogCaptureFixtur
     assert ["rank 0 of 2" in r.message for r in said] == [True]
 
 
-def test_the_fold_is_timed_with_the_others_and_not_counted() -> None:
+def test_the_fold_is_timed_with_the_others_and_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first operation measures: all ranks get the same figures, and the totals count one operation."""
+    monkeypatch.setattr(chooser, "measure", lambda mesh: Measured(LinkCost(1e-4, 1e-9), 1.0))
     with loopback_job(2, rail="auto") as comms:
         reduce(comms, LARGE)
         measured = [comm._parts.dispatch.hosts.chooser.measured for comm in comms]

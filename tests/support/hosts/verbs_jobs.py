@@ -131,10 +131,12 @@ class VerbsJobs(LoopbackJobs):
             self._changed.notify_all()
             await asyncio.wait_for(self._changed.wait_for(lambda: len(asked) == len(are_there())), request.timeout)
             there = are_there()
+            if self._asked.get((job, epoch)) is not asked:  # the first of these ranks found that nothing changes
+                return Reformed()
             if (job, epoch + 1) not in self._peers:
                 new = self._newcomers.pop(job, []) if request.grows else []
                 if len(there) == len(self._peers[job, epoch]) and not new:
-                    self._asked.pop((job, epoch))
+                    del self._asked[job, epoch]
                     return Reformed()
                 peers = [Peer(place, self._peers[job, epoch][rank].address, asked[rank].tcp)
                          for place, rank in enumerate(there)]
