@@ -17,6 +17,10 @@ Attributes that count, all optional:
             loss, duplicate, reorder, corrupt   shares of packets, instead of the command's
 
 What the file says of a link goes before what the command says of all links.
+
+Several edges between two nodes are several links.  In a directed graph, an edge there and one back are one link, so two
+nodes have as many links as there are edges in the direction that has more.  What one of the two says counts for both;
+where both say something, that must be the same, since a link has one rate.
 """
 
 from __future__ import annotations
@@ -25,8 +29,8 @@ import io
 import json
 import re
 import unicodedata
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast, get_args
@@ -36,7 +40,7 @@ import msgspec
 from netfold.disk import files
 from netfold.fabric import file as fabric_file
 from netfold.fabric.generate.assemble import PATH_MTU, Edge, FabricOptions, Faults, Site, assemble
-from netfold.fabric.graph import FAULTS, Fabric, FabricError, Link, Role
+from netfold.fabric.graph import FAULTS, Fabric, FabricError, Link, Role, bits_per_second
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -45,6 +49,9 @@ from netfold.fabric.validity import validate
 
 LONGEST_NAME: Final = 8
 """Most characters of a node's name, so that NAME-eth509 fits an interface's name."""
+Stated = tuple[int | None, tuple[tuple[str, object], ...]]
+"""The rate in bit/s and the faults of an edge."""
+NOTHING: Final[Stated] = (None, ())
 
 
 def load(path: Path, **options: Unpack[FabricOptions]) -> Fabric:
@@ -70,8 +77,7 @@ def of_graph(graph: nx.Graph[Any], name: str, **options: Unpack[FabricOptions]) 
     """The fabric of a graph whose nodes and edges carry the attributes above.
 
     Nodes keep their names where those fit interfaces.  Otherwise their labels are shortened to names ("New York" is
-    NewYork), and switches and hosts without a label are s1, s2, ... and h1, h2, ....  Of a directed graph, links there
-    and back are one.  Raises FabricError.
+    NewYork), and switches and hosts without a label are s1, s2, ... and h1, h2, ....  Raises FabricError.
     """
     import networkx as nx
 
@@ -80,7 +86,7 @@ def of_graph(graph: nx.Graph[Any], name: str, **options: Unpack[FabricOptions]) 
         count_of(kind, list(kinds.values()).count(kind))
     count_of("link", graph.number_of_edges())
     stated = any("kind" in data for _, data in graph.nodes(data=True))
-    simple = nx.MultiGraph(graph) if not graph.is_directed() else nx.MultiGraph(nx.Graph(graph))
+    simple = _both_ways(graph) if graph.is_directed() else nx.MultiGraph(graph)
     switches = [node for node, kind in kinds.items() if kind == "switch"]
     if not switches:
         raise FabricError("expected at least one switch, got none")
@@ -110,6 +116,62 @@ def of_graph(graph: nx.Graph[Any], name: str, **options: Unpack[FabricOptions]) 
     fabric = msgspec.structs.replace(fabric, links=tuple(links))
     validate(fabric)
     return fabric
+
+
+def _both_ways(graph: nx.Graph[Any]) -> nx.MultiGraph[Any]:
+    """A directed graph as an undirected one, with an edge for each link.  Raises FabricError where edges there and back
+    say different things of a link."""
+    import networkx as nx
+
+    ways: dict[tuple[Any, Any], tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]] = {}
+    for a, b, data in graph.edges(data=True):
+        if a != b and (b, a) in ways:
+            ways[b, a][1].append(data)
+        else:
+            ways.setdefault((a, b), ([], []))[0].append(data)
+    links: nx.MultiGraph[Any] = nx.MultiGraph()
+    links.add_nodes_from(graph.nodes(data=True))
+    for (a, b), edges in ways.items():
+        more, fewer = sorted(edges, key=len, reverse=True)
+        links.add_edges_from((a, b, dict(data)) for data in _merged(f"{a} - {b}", more, fewer))
+    return links
+
+
+def _merged(where: str, more: Sequence[Mapping[str, Any]], fewer: Sequence[Mapping[str, Any]]
+            ) -> list[Mapping[str, Any]]:
+    """The attributes of links between two nodes, of which all are edges in one direction and some in the other."""
+    stated = [_stated(where, data) for data in more]
+    left = Counter(stated)
+    told: list[Mapping[str, Any]] = []
+    """Attributes of links whose edge in the direction that has more says nothing."""
+    for data in fewer:
+        says = _stated(where, data)
+        if says == NOTHING:
+            continue
+        if not left[says]:
+            if not left[NOTHING]:
+                raise FabricError(
+                    f"link {where}: expected the same of the edges there and back, since a link has one rate and one "
+                    f"share of each fault; got {_words(data)} in one direction, and in the other one "
+                    f"{'; '.join([*dict.fromkeys(_words(other) or 'nothing' for other in more)][:4])}")
+            says = NOTHING
+            told.append(data)
+        left[says] -= 1
+    rest = iter(told)
+    return [next(rest, data) if says == NOTHING else data for says, data in zip(stated, more, strict=True)]
+
+
+def _stated(where: str, data: Mapping[str, Any]) -> Stated:
+    """What an edge says of its link, in whichever units."""
+    rate, faults = _rate(where, data), _faults(where, data)
+    try:
+        return None if rate is None else bits_per_second(rate), tuple(sorted(faults.items()))
+    except FabricError as error:
+        raise FabricError(f"link {where}: rate: {error}") from error
+
+
+def _words(data: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {data[name]}" for name in ("rate", "LinkSpeedRaw", *FAULTS) if name in data)
 
 
 def _of_fabric_file(found: Fabric, *, rate: str | None = None, **options: Any) -> Fabric:
@@ -179,10 +241,11 @@ def _gml(content: bytes) -> nx.Graph[Any]:
 
 
 def _node_link(content: bytes) -> nx.Graph[Any]:
+    """A graph of node-link JSON.  Two nodes may have several links, also where it says that it is no multigraph."""
     import networkx as nx
 
     found = json.loads(content)
-    return nx.node_link_graph(found, edges="links" if "links" in found else "edges")
+    return nx.node_link_graph({**found, "multigraph": True}, edges="links" if "links" in found else "edges")
 
 
 READERS: Final[dict[str, Callable[[bytes], Any]]] = {

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import networkx as nx
 import pytest
@@ -140,6 +141,57 @@ def test_graphml_is_read_in_the_encoding_that_it_declares(tmp_path: Path) -> Non
     assert b"iso-8859-1" in (tmp_path / "g.graphml").read_bytes()
     fabric = parse(f"file:{tmp_path}/g.graphml")
     assert [switch.name for switch in fabric.switches] == ["Zurich", "Koln"]
+
+
+@pytest.mark.parametrize("end", [".graphml", ".gml", ".json"])
+@pytest.mark.parametrize(("edges", "rates"), [
+    ([("a", "b", "1gbit"), ("a", "b", "250mbit")], ["1gbit", "250mbit"]),
+    ([("a", "b", "1gbit"), ("b", "a", "1gbit")], ["1gbit"]),
+    ([("a", "b", ""), ("b", "a", "1000mbit")], ["1000mbit"]),
+    ([("a", "b", "1gbit"), ("b", "a", "250mbit"), ("a", "b", "250mbit")], ["1gbit", "250mbit"]),
+    ([("b", "a", "1gbit"), ("a", "b", "250mbit"), ("a", "b", "")], ["250mbit", "1gbit"]),
+    ([("a", "b", "1gbit"), ("b", "a", ""), ("a", "b", "250mbit"), ("b", "a", "1000mbit")], ["1gbit", "250mbit"]),
+])
+def test_edges_of_a_directed_graph_there_and_back_are_one_link(
+    tmp_path: Path, edges: list[tuple[str, str, str]], rates: list[str], end: str,
+) -> None:
+    """Two nodes have as many links as there are edges in the direction that has more, and either edge says the rate."""
+    graph = nx.MultiDiGraph()
+    graph.add_nodes_from("ab")
+    for source, target, rate in edges:
+        graph.add_edge(source, target, **({"rate": rate} if rate else {}))
+    path = tmp_path / f"g{end}"
+    match end:
+        case ".graphml":
+            nx.write_graphml(graph, path)
+        case ".gml":
+            nx.write_gml(graph, path)
+        case _:
+            path.write_text(json.dumps(nx.node_link_data(graph, edges="links")))
+    assert between(parse(f"file:{path}")) == {("a", "b"): rates}
+
+
+@pytest.mark.parametrize(("back", "says"), [
+    ({"rate": "250mbit"}, "link a - b: expected the same .* got rate 250mbit in one direction, .* one rate 1gbit"),
+    ({"rate": "1gbit", "loss": 0.5}, "got rate 1gbit, loss 0.5 in one direction"),
+    ({"rate": "fast"}, "link a - b: rate: expected a rate such as 100mbit, .* got 'fast'"),
+])
+def test_a_link_has_one_rate_there_and_back(back: dict[str, Any], says: str) -> None:
+    """A directed graph whose edges there and back differ is refused, with what both say."""
+    graph = nx.DiGraph()
+    graph.add_edge("a", "b", rate="1gbit")
+    graph.add_edge("b", "a", **back)
+    with pytest.raises(FabricError, match=says):
+        of_graph(graph, "lab")
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_node_link_json_may_repeat_links(tmp_path: Path, directed: bool) -> None:
+    """Two links between two nodes are two, also where the file says that it is no multigraph."""
+    links = [{"source": "a", "target": "b", "rate": rate} for rate in ("1gbit", "250mbit")]
+    (tmp_path / "g.json").write_text(json.dumps({
+        "directed": directed, "multigraph": False, "nodes": [{"id": "a"}, {"id": "b"}], "links": links}))
+    assert between(parse(f"file:{tmp_path}/g.json")) == {("a", "b"): ["1gbit", "250mbit"]}
 
 
 def test_attributes_of_a_graph_say_hosts_roles_places_and_links() -> None:
