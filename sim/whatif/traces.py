@@ -51,6 +51,9 @@ def read(paths: Sequence[Path], ranks: int | None = None) -> list[RankTrace]:
             graphs.append(_graph(file, data))
     for process in traces | profiles:
         recorded += _of_process(process, traces.get(process, []), profiles.get(process, []))
+    if ranks is not None and (recorded or len(graphs) != 1):
+        raise TraceError(f"--ranks {ranks}: goes with one trace of Chakra, got {len(graphs)} of these and "
+                         f"{len(recorded)} other recordings: these say how many ranks there are")
     return [*recorded, *(chakra.recordings(graphs, ranks) if graphs else ())]
 
 

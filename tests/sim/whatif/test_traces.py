@@ -95,6 +95,18 @@ def test_one_trace_of_chakra_stands_for_so_many_ranks() -> None:
     assert sum(action.seconds for action in program.ranks[3] if isinstance(action, Compute)) == pytest.approx(0.006999)
 
 
+@pytest.mark.parametrize(("graphs", "recorded"), [(0, 1), (2, 0), (1, 1)])
+def test_a_number_of_ranks_goes_with_one_trace_of_chakra_alone(graphs: int, recorded: int, tmp_path: Path) -> None:
+    """All other recordings say how many there are, and a number beside them would have no effect."""
+    for number in range(graphs):
+        (tmp_path / f"trace.{number}.et").write_bytes(protobuf(GRAPH))
+    for rank in range(recorded):
+        (tmp_path / f"t.rank{rank}.json").write_bytes(msgspec.json.encode(
+            RankTrace(FORMAT, rank, 2, "gloo", [TracedGroup("0", (0, 1))], [TracedStep(0, 0)])))
+    with pytest.raises(TraceError, match=f"--ranks 4: .* one .* of Chakra, got {graphs} of these and {recorded}"):
+        traces.read([tmp_path], 4)
+
+
 def test_messages_and_groups_of_chakra_have_the_ranks_that_name_them() -> None:
     """A group has those in whose traces its name stands; a message goes to the rank that it names."""
     pair = {"id": 1, "type": "COMM_COLL_NODE", "attr": {"comm_type": 0, "comm_size": 8, "pg_name": "pair"}}
