@@ -111,6 +111,13 @@ def test_plan_shows_trees_without_a_switch(tmp_path: Path) -> None:
     (["drain", "spine1", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers"),
     (["undrain", "spine1", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers"),
     (["drop", "job", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers"),
+    (["sim", "ethereal", "--short", "--fabrics", "fat-tree"], CANNOT, "sim ethereal: --fabrics goes without --short"),
+    (["sim", "ethereal", "--short", "--sizes", "1"], CANNOT, "sim ethereal: --sizes goes without --short"),
+    (["sim", "ethereal", "--collectives", "none", "--sizes", "1"], CANNOT, "--sizes goes with collectives"),
+    (["sim", "ethereal", "--states", "healthy", "--links", "4"], CANNOT, "--links goes with the states"),
+    (["sim", "mesh", "--short", "--grids", "2x2"], CANNOT, "sim mesh: --grids goes without --short"),
+    (["sim", "goal", "a.goal", "--write", "ring", "--seed", "2"], CANNOT, "sim goal: --seed goes with the simulation"),
+    (["sim", "goal", "a.goal", "--ranks", "8"], CANNOT, "sim goal: --ranks goes with --write"),
 ])
 def test_errors_are_one_paragraph(
     arguments: list[str], code: int, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

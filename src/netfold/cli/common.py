@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -59,6 +59,14 @@ def checked(make: Callable[[], T]) -> T:
         return make()
     except FabricError as error:
         fail(CANNOT, str(error))
+
+
+def refuse(context: typer.Context, options: Sequence[str], why: str) -> None:
+    """End the command where one of these options, which would have no effect, is on the command line."""
+    for option in options:
+        source = context.get_parameter_source(option)
+        if source is not None and source.name != "DEFAULT":
+            fail(CANNOT, f"{context.command_path.partition(' ')[2]}: --{option.replace('_', '-')} {why}")
 
 
 def load(file: Path) -> Fabric:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from netfold.cli.common import CANNOT, FAILED, fail
+from netfold.cli.common import CANNOT, FAILED, fail, refuse
 from netfold.cli.options import TOPO_FORM
 
 simulations = typer.Typer(no_args_is_help=True, help="The same planners at the scale of thousands of hosts.")
@@ -24,6 +24,7 @@ def group() -> None:
 
 @simulations.command()
 def ethereal(
+    context: typer.Context,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the results and figures.")] = Path("build/sim"),
     fabrics: Annotated[str, typer.Option(help="leaf-spine (256 hosts), unequal-spines, unequal-leaves (uplinks of "
                                                 "unequal rates), each also with -64, fat-tree (512), or fabric files "
@@ -48,7 +49,12 @@ def ethereal(
     from netfold.sim.ethereal import comparison as paper
     from netfold.sim.sweeps import sweep
 
+    if collectives == "none":
+        refuse(context, ["sizes"], "goes with collectives; models have sizes of their own")
+    if states == "healthy":
+        refuse(context, ["links"], "goes with the states in which links break or are out")
     if short:
+        refuse(context, ["fabrics", "models", "sizes"], "goes without --short, which has its own")
         fabrics, models, sizes = "leaf-spine-64", "GPT-117M-3d", "1"
     named = {"fabrics": fabrics, "collectives": collectives, "schemes": schemes, "models": models, "states": states}
     chosen: dict[str, Any] = {name: [] if given == "none" else given.split(",") for name, given in named.items()
@@ -99,6 +105,7 @@ def smp(
 
 @simulations.command()
 def mesh(
+    context: typer.Context,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the tables and figures.")] = Path("build/mesh"),
     grids: Annotated[str, typer.Option(help="ROWSxCOLUMNS by commas; 4x4t: a torus.")] = "4x4,8x8,4x8,5x5,8x8t",
     sizes: Annotated[str, typer.Option(help="KiB on each place, by commas.")] = "16,256,4096,65536",
@@ -114,6 +121,8 @@ def mesh(
     from netfold.sim.collectives.mesh import Grid
     from netfold.sim.engines.packet import SimulationError
 
+    if short:
+        refuse(context, ["grids", "sizes"], "goes without --short, which has its own")
     chosen, kilobytes = ("3x4,3x3t", "1024") if short else (grids, sizes)
     try:
         if not all(size.strip().isdecimal() for size in kilobytes.split(",")):
@@ -201,6 +210,7 @@ def netreduce(
 
 @simulations.command()
 def goal(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The GOAL schedule, as LogGOPSim and ATLAHS read it.")],
     write: Annotated[str, typer.Option(metavar="COLLECTIVE", help="Write this collective's schedule to FILE "
                                        "instead.")] = "",
@@ -215,6 +225,10 @@ def goal(
     """Simulate a GOAL schedule of other tools, or write a collective as one for them."""
     from netfold.sim.collectives import goal as schedules
 
+    if write:
+        refuse(context, ["fabric", "schemes", "seed"], "goes with the simulation of a schedule, without --write")
+    else:
+        refuse(context, ["ranks", "size"], "goes with --write; a schedule that is read has its own")
     try:
         if write:
             print(f"{file}: {schedules.save(file, write, ranks, size << 10)} messages of {ranks} ranks")
