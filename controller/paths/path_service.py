@@ -24,17 +24,16 @@ from netfold.controller.jobs.registry import Registry
 from netfold.controller.paths.planning import PathPlanner, View
 from netfold.controller.paths.steering import SUSPECT_SECONDS, Steering, path_of
 from netfold.controller.switch import tables
-from netfold.controller.switch.path_tables import NO_PORT, Forwarding
+from netfold.controller.switch.path_tables import ALL_BITS, NO_PORT, Forwarding
 from netfold.fabric.folding import trees
 from netfold.fabric.graph import End, Fabric, PlannerName, Up
 from netfold.fabric.routing.path_graph import Path
 from netfold.rpc import rpc
 from netfold.rpc.limits import Shared
 from netfold.rpc.rpc import Code, Refusal
-from netfold.wire import roce
 from netfold.wire.bounds import Int32, Name
 from netfold.wire.operator import PinnedPath
-from netfold.wire.paths import SERVICE, Follow, Noted, Paths, Suspect, tcp_ports
+from netfold.wire.paths import SERVICE, Follow, Noted, Paths, Suspect
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -67,7 +66,8 @@ class SetPlanner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SetPin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Pins packets to a leaf with this source port, at a switch, to one of its ports; port 0: as planned."""
+    """Pins packets to a leaf with this source port, and those that the switch does not tell apart from it, to one of
+    the switch's ports; port 0: as planned."""
 
     switch: Name
     leaf: Name
@@ -100,7 +100,7 @@ class PinRow(msgspec.Struct, frozen=True):
     leaf: str
     """Destination leaf, or a block of them, "first..last"; empty: all leaves without a row of their own."""
     source_port: int
-    """UDP or TCP source port."""
+    """UDP or TCP source port, which stands for all that the switch does not tell apart, as those of a plane."""
     port: int
     """Switch port; 0: the hash chooses it."""
     towards: str
@@ -324,14 +324,12 @@ class PathService:
         )
 
     def _pin_rows(self, switch: str, ways: Forwarding) -> Iterator[PinRow]:
-        """A switch's pins, then their exceptions; of each path by its UDP port, then by its TCP port.  Where a switch
-        tells planes apart alone, the port is that of the first path of a plane."""
+        """A switch's pins, then their exceptions; of each path by its UDP port, then by its TCP port
+        (`Steering.pinned_names`)."""
         far = {end.port: other.node for link in self._fabric.links
                for end, other in (link.ends, link.ends[::-1]) if end.node == switch}
         for (leaf, path), ports in [*(((("", path), ports)) for path, ports in ways.pins.items()), *ways.bent.items()]:
-            name = roce.PATH_PORT + (path or self._steering.names.planes)
-            names = name, *tcp_ports(name)[:1]
-            for source_port, port in zip(names, ports, strict=False):
+            for source_port, port in zip(self._steering.pinned_names(path), ports, strict=False):
                 if port != NO_PORT:
                     yield PinRow(switch, leaf, source_port, port, far[port],
                                  (switch, leaf, source_port) in self._steering.chosen)
@@ -353,9 +351,9 @@ class PathService:
         return await self._done(f"flows are cut over paths by {request.planner}")
 
     async def set_pin(self, request: SetPin) -> Table:
-        """Set or remove a pin.  Raises Refusal for an unknown leaf, source port or uplink."""
+        """Set or remove a pin: of all paths that the switch does not tell apart, as those of a plane.  Raises Refusal
+        for an unknown leaf, source port or uplink."""
         self._known_leaf(request.leaf)
-        key = (request.switch, request.leaf, request.source_port)
         given = self._steering.inputs(self._steering.everything)
         whole = await asyncio.to_thread(self._steering.plan, given)
         ways, (path, kind) = whole.get(request.switch, Forwarding()), path_of(request.source_port)
@@ -367,12 +365,14 @@ class PathService:
         if request.port and request.port not in uplinks:
             raise Refusal(Code.INVALID_ARGUMENT, f"port: expected an uplink of {request.switch} towards "
                                                  f"{request.leaf}, one of {uplinks}, or 0, got {request.port}")
+        name = self._steering.pinned_name(ways, request.source_port)
         if request.port:
-            self._steering.chosen[key] = request.port
+            self._steering.chosen[request.switch, request.leaf, name] = request.port
         else:
-            self._steering.chosen.pop(key, None)
-        return await self._done(f"{request.switch}: {request.leaf} by source port {request.source_port} leaves at port "
-                                f"{request.port or '(as planned)'}")
+            self._steering.chosen.pop((request.switch, request.leaf, name), None)
+        others = "" if ways.names == ALL_BITS else ", with all paths of that plane"
+        return await self._done(f"{request.switch}: {request.leaf} by source port {name} leaves at port "
+                                f"{request.port or '(as planned)'}{others}")
 
     def _known_leaf(self, leaf: str) -> None:
         if leaf not in self._steering.modes:

@@ -58,7 +58,8 @@ DEFAULT: Final[Mode] = "pinned"
 SuspectUplink = tuple[str, int]
 """Destination leaf, number of the uplink that is suspect for it."""
 Pin = tuple[str, str, int]
-"""Switch, destination leaf, UDP or TCP port that names the path."""
+"""Switch, destination leaf, UDP or TCP port that names the path: of those that the switch pins alike, the one of
+`Steering.pinned_name`."""
 
 
 class Inputs(NamedTuple):
@@ -226,6 +227,17 @@ class Steering:
         """The UDP source port of a path: its middle switch's, and in each further layer one beyond all of those.
         `fabric.routing.room` sees to it that there are enough."""
         return roce.PATH_PORT + self.names.numbers[way.middle] + way.layer * len(self.names.numbers)
+
+    def pinned_names(self, path: int) -> tuple[int, ...]:
+        """The UDP and the TCP port by which operators see a path, by its number or the part of it that a switch knows
+        (`Forwarding.names`): where leaves tell planes apart alone, those of the plane's first path."""
+        name = roce.PATH_PORT + (path or self.names.planes)
+        return name, *tcp_ports(name)[:1]
+
+    def pinned_name(self, ways: Forwarding, source_port: int) -> int:
+        """The one of `pinned_names` that stands for a port that names a path: a switch pins both alike."""
+        path, kind = path_of(source_port)
+        return self.pinned_names(path & ways.names)[Ports._fields.index(kind)]
 
     def _every_pin(
         self, paths: PathGraph, usable: PathGraph | None

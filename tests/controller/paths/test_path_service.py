@@ -18,6 +18,7 @@ from netfold.controller import client
 from netfold.controller.paths import path_service
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
+from netfold.fabric.generate import threetier
 from netfold.fabric.routing import collectives
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.path_client import ALL_TO_ALL, PlannedPaths
@@ -316,6 +317,29 @@ async def test_an_operator_changes_modes_drains_and_pins(tmp_path: Path) -> None
             ("leaf1", SPINE1, 0), ("leaf1", tcp1, 4)]
         await client.drain(r.fabric.jobs, "leaf1:3", False)
         assert r.switches["leaf1"].state == before
+
+
+async def test_a_pin_at_a_leaf_of_pods_is_that_of_a_plane(tmp_path: Path) -> None:
+    """Set by any path of the plane, by UDP or either TCP port, it shows by the first one's port, the last one set
+    holds, and any of them removes it; an aggregation switch tells the paths apart."""
+    pods = threetier(2, 2, 2, 4, 8, rundir=tmp_path)
+    first, second = SPINE2, SPINE2 + 2
+    tcp = tcp_ports(first)[0]
+    async with rig(tmp_path, switches=pods.switches, hosts=pods.hosts, links=pods.links) as r:
+        async def rows(switch: str, source_port: int, port: int) -> list[tuple[int, int, bool]]:
+            table = await operate(r, "SetPin", path_service.SetPin(switch, "leaf3", source_port, port))
+            return [(p.source_port, p.port, p.chosen) for p in table.pins if (p.switch, p.leaf) == (switch, "leaf3")]
+
+        assert await rows("leaf1", second, 3) == [(first, 3, True), (tcp, 4, False)]
+        assert await rows("leaf1", first, 0) == []
+        assert await rows("leaf1", second, 3) == await rows("leaf1", first, 3)
+        assert await rows("leaf1", first, 4) == [(first, 4, True), (tcp, 4, False)]
+        assert await rows("leaf1", second, 0) == []
+        for port in (*tcp_ports(first), *tcp_ports(second)):
+            assert await rows("leaf1", port, 3) == [(first, 4, False), (tcp, 3, True)]
+            assert await rows("leaf1", tcp, 0) == []
+        one, other = SPINE1, SPINE1 + 2
+        assert [row for row in await rows("agg1", other, 3) if row[0] in (one, other)] == [(other, 3, True)]
 
 
 REFUSED = [
