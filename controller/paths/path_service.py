@@ -332,7 +332,7 @@ class PathService:
             for source_port, port in zip(self._steering.pinned_names(path), ports, strict=False):
                 if port != NO_PORT:
                     yield PinRow(switch, leaf, source_port, port, far[port],
-                                 (switch, leaf, source_port) in self._steering.chosen)
+                                 self._steering.chosen.get((switch, leaf, source_port)) == port)
                 elif leaf:
                     yield PinRow(switch, leaf, source_port, 0, "", False)
 

@@ -18,7 +18,7 @@ from netfold.controller import client
 from netfold.controller.paths import path_service
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
-from netfold.fabric.generate import threetier
+from netfold.fabric.generate import leafspine, threetier
 from netfold.fabric.routing import collectives
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.path_client import ALL_TO_ALL, PlannedPaths
@@ -340,6 +340,23 @@ async def test_a_pin_at_a_leaf_of_pods_is_that_of_a_plane(tmp_path: Path) -> Non
             assert await rows("leaf1", tcp, 0) == []
         one, other = SPINE1, SPINE1 + 2
         assert [row for row in await rows("agg1", other, 3) if row[0] in (one, other)] == [(other, 3, True)]
+
+
+async def test_a_pin_whose_port_has_no_link_left_does_not_show_as_chosen(tmp_path: Path) -> None:
+    """Packets leave by another port, which nobody has chosen, until the link is back."""
+    wide = leafspine(2, 4, 4, rundir=tmp_path)
+    tcp = tcp_ports(SPINE1)[0]
+    async with rig(tmp_path, switches=wide.switches, hosts=wide.hosts, links=wide.links) as r:
+        def row(table: path_service.Table) -> tuple[int, bool]:
+            return next((p.port, p.chosen) for p in table.pins if (p.leaf, p.source_port) == ("leaf2", tcp))
+
+        chosen = await operate(r, "SetPin", path_service.SetPin("leaf1", "leaf2", tcp, 5))
+        assert row(chosen) == (5, True)
+        for end in ("leaf1:5", "leaf2:3"):
+            await client.drain(r.fabric.jobs, end, True)
+        assert row(await operate(r, "Table", path_service.AskTable())) == (4, False)
+        await client.drain(r.fabric.jobs, "leaf1:5", False)
+        assert row(await operate(r, "Table", path_service.AskTable())) == (5, True)
 
 
 REFUSED = [
