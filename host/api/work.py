@@ -191,6 +191,8 @@ class OperationSequencer:
         self._queue: queue.SimpleQueue[Work[object] | None] = queue.SimpleQueue()
         self._last: Work[object] | None = None
         self._thread: threading.Thread | None = None
+        self._starting = threading.RLock()
+        """The lock held by the thread that starts ``_thread``."""
         self.incarnation = 0
         """Number of changes of the ranks so far."""
         self._news = News()
@@ -199,7 +201,7 @@ class OperationSequencer:
     def after_fork(self) -> None:
         """In a forked child: operations that the parent has begun go on there alone, and none can begin here."""
         inside = self._lock.locked() and self._inside is threading.current_thread()  # it forked in a signal's handler
-        self._lock = threading.Lock()
+        self._lock, self._starting = threading.Lock(), threading.RLock()
         if inside:
             self._lock.acquire()
         if self._closed is None:
@@ -309,9 +311,7 @@ class OperationSequencer:
         closed = self._closed or self._closing
         if closed is not None:
             raise closed
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="netfold", daemon=True)
-            self._thread.start()
+        thread = self._thread or self._started()
         work = Work(call, f"{self.me}, {what}", self._news)
         timeline = self.flight.timeline
         if timeline is not None:
@@ -319,8 +319,9 @@ class OperationSequencer:
             work._starts = lambda: timeline.add(QUEUED, what, begin, time.monotonic_ns())
         self._last = work  # type: ignore[assignment]
         self._queue.put(work)  # type: ignore[arg-type]
-        if self._closing is not None and threading.current_thread() is not self._thread:
-            self._thread.join()  # close() has begun meanwhile: the thread may be over, and have left this work
+        if self._closing is not None and threading.current_thread() is not thread:
+            self._queue.put(None)  # close() may have found no thread
+            thread.join()  # close() has begun meanwhile: the thread may be over, and have left this work
             self._refuse_rest()
         return work
 
@@ -331,10 +332,12 @@ class OperationSequencer:
         if self._closed is not None:
             return False
         self._closing = self._closing or Closed(f"{self.me}: the communicator was closed")
-        if self._thread is not None:
+        with self._starting:
+            thread = self._thread
+        if thread is not None:
             self._queue.put(None)
-            if threading.current_thread() is not self._thread:
-                self._thread.join()  # bounded: every operation is
+            if threading.current_thread() is not thread:
+                thread.join()  # bounded: every operation is
         alone = self._wait_for_others()
         first = next(self._closes) == 0  # another thread, or a signal's handler, may have come as far
         self._closed = self._closed or self._closing
@@ -366,6 +369,14 @@ class OperationSequencer:
             if inside is threading.current_thread() or (inside is not None and not inside.is_alive()):
                 return False
         return True
+
+    def _started(self) -> threading.Thread:
+        """The thread that runs what was begun asynchronously, one for all threads that begin something."""
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="netfold", daemon=True)
+                self._thread.start()
+            return self._thread
 
     def _serve(self) -> None:
         while (work := self._queue.get()) is not None:

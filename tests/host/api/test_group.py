@@ -412,6 +412,48 @@ def test_what_a_close_overtakes_on_its_way_to_the_queue_ends() -> None:
         late.wait(20)
 
 
+def test_threads_that_begin_the_first_work_at_once_share_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where another thread begins a work while the first work's thread is made, that thread runs both, and ends."""
+    order = OperationSequencer("rank 0")
+    second: list[Work[int]] = []
+    beside = threading.Thread(target=lambda: second.append(order.later(lambda: 2, "second")))
+    made: list[threading.Thread] = []
+
+    class Slow(threading.Thread):
+        def __init__(self, **how: Any) -> None:
+            super().__init__(**how)
+            made.append(self)
+            if len(made) == 1:
+                beside.start()
+                beside.join(0.2)  # it waits until this one was made
+
+    monkeypatch.setattr("netfold.host.api.work.threading.Thread", Slow)
+    first = order.later(lambda: 1, "first")
+    beside.join(20)
+    assert (first.wait(20), second[0].wait(20)) == (1, 2)
+    order.close()
+    assert [thread.is_alive() for thread in made] == [False]
+
+
+def test_a_close_while_the_first_thread_is_made_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work ends, and its thread, as where a signal's handler closes in the middle of the call that begins it."""
+    order = OperationSequencer("rank 0")
+    begun: list[Work[int]] = []
+    caller = threading.Thread(target=lambda: begun.append(order.later(lambda: 1, "late")), daemon=True)
+
+    class Interrupted(threading.Thread):
+        def __init__(self, **how: Any) -> None:
+            super().__init__(**how)
+            order.close()
+
+    monkeypatch.setattr("netfold.host.api.work.threading.Thread", Interrupted)
+    caller.start()
+    caller.join(20)
+    assert begun[0].done(), "the call that begins a work waits for ever"
+    assert order._thread is not None
+    assert not order._thread.is_alive()
+
+
 def test_a_communicator_that_a_callback_closes_leaves_no_thread() -> None:
     """The callback runs on that very thread, which ends after it; what stands behind is refused."""
     order, gate = OperationSequencer("rank 0"), threading.Event()
