@@ -35,7 +35,7 @@ from netfold.host.torch.inside_group import Inside
 from netfold.host.torch.messenger import Messenger, open_messenger
 from netfold.host.torch.reducer import Reducer
 from netfold.host.torch.staged import arrive, staged
-from netfold.host.torch.tensors import Factor, check_gloo, dtype_name, flattened, reduced_as, reduces
+from netfold.host.torch.tensors import Factor, as_reals, check_gloo, dtype_name, flattened, reduced_as, reduces
 from netfold.host.torch.work import TorchWork
 
 GATHERS = (
@@ -130,8 +130,10 @@ class NetfoldGroup(dist.ProcessGroup):
         root: int | None = None,
     ) -> dist._Work:
         """Reduces to the root through the communicator if it supports the reduction, otherwise through gloo."""
-        mine, asked = only_tensor("reduce", tensors, opts), getattr(opts, "reduceOp", op)
-        known, to, dtype, factor = known_operation(asked), root_of(opts, root), dtype_name(mine.dtype), factor_of(asked)
+        given, asked = only_tensor("reduce", tensors, opts), getattr(opts, "reduceOp", op)
+        known, to, factor = known_operation(asked), root_of(opts, root), factor_of(asked)
+        mine = as_reals("reduce", known, given)
+        dtype = dtype_name(mine.dtype)
         if known is None or not reduces(mine, known, factor):
             check_gloo("reduce", mine, operation_name(asked))
             wanted = dist.ReduceOptions()
@@ -143,7 +145,7 @@ class NetfoldGroup(dist.ProcessGroup):
             movement.reduce(self.communicator, mine, known, to) if flat.plain(mine, factor)
             else flat.reduce(self.communicator, mine, known, to, factor)
         )
-        return self._move("reduce", [mine], call, f"{known} of {dtype}")
+        return self._move("reduce", [given], call, f"{known} of {dtype}")
 
     @started("gather", 1)
     @staged("outputs, inputs")
@@ -291,6 +293,7 @@ class NetfoldGroup(dist.ProcessGroup):
         several = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         asked = getattr(opts, "reduceOp", opts)
         op, factor = known_operation(asked), factor_of(asked)
+        several = [as_reals(kind, op, tensor) if tensor.is_complex() else tensor for tensor in several]
         if op is None or not all(reduces(tensor, op, factor) for tensor in several):
             return self._reduce_by_gloo(several, kind, opts, timeout)
         for dtype in {reduced_as(tensor.dtype) for tensor in several}:
@@ -392,11 +395,11 @@ class NetfoldGroup(dist.ProcessGroup):
         output has a list of tensors, or one to split."""
         asked = getattr(opts, "reduceOp", opts)
         op, factor = known_operation(asked), factor_of(asked)
-        dtypes = ", ".join(sorted({dtype_name(tensor.dtype) for tensor in flattened([inputs])}))
-        if op is None or not all(reduces(tensor, op, factor) for tensor in flattened([outputs, inputs])):
-            check_gloo(kind, [outputs, inputs], operation_name(asked))
+        pairs = [as_reals(kind, op, pair) for pair in pairs_of(outputs, inputs)]
+        dtypes = ", ".join(sorted({dtype_name(tensor.dtype) for tensor in flattened([whole for _, whole in pairs])}))
+        if op is None or not all(reduces(tensor, op, factor) for tensor in flattened(pairs)):
+            check_gloo(kind, pairs, operation_name(asked))
             return self._delegate(kind, outputs, inputs, opts, why=f"{op or operation_name(asked)} of {dtypes}")
-        pairs = pairs_of(outputs, inputs)
         alone = [pieces.reduce_scatter(self.communicator, mine, whole, op) for mine, whole in pairs]
         calls = flat.reduce_scatter(self.communicator, [(whole, mine) for mine, whole in pairs], alone, op, factor)
         joins, (mine, whole) = None, pairs[0]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -54,7 +55,7 @@ def check_gloo(what: str, tensors: Any, op: str) -> None:
                 continue
             remedy = "of sparse tensors there are sums alone"
         elif tensor.is_complex():
-            remedy = "give torch.view_as_real of it"
+            remedy = "of complex numbers there are sums and averages alone"
         elif op in ("avg", "premul_sum"):
             remedy = "take the sum, and divide" if op == "avg" else "multiply, and take the sum"
         elif tensor.dtype not in GLOO:
@@ -66,6 +67,31 @@ def check_gloo(what: str, tensors: Any, op: str) -> None:
         else:
             continue
         raise ValueError(f"{what}: no {op} of {dtype_name(tensor.dtype)}, here of {tuple(tensor.shape)}: {remedy}")
+
+
+def as_reals(what: str, op: ReduceOp | None, tensors: Any) -> Any:
+    """The same tensors, in lists of lists too, but complex ones that are added as floats of the same memory: real and
+    imaginary parts.  Raises ValueError if complex and other tensors are mixed, and for conjugated views.
+
+    what  the call, such as "reduce"
+    """
+    several = [tensor for tensor in flattened(tensors) if tensor.layout == torch.strided]
+    if op not in ("sum", "average") or not any(tensor.is_complex() for tensor in several):
+        return tensors
+    for tensor in several:
+        named = f"{what} of {dtype_name(tensor.dtype)}, here of {tuple(tensor.shape)}"
+        if not tensor.is_complex():
+            raise ValueError(f"{named}: expected one dtype, and another tensor is complex")
+        if tensor.is_conj():
+            raise ValueError(f"{named}, is a conjugated view: expected plain memory; give its resolve_conj()")
+    return replaced(tensors, lambda one: torch.view_as_real(one.detach()) if one.layout == torch.strided else one)
+
+
+def replaced(tensors: Any, by: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """What a function makes of each tensor in nested lists and tuples, which become lists; anything else stays."""
+    if isinstance(tensors, torch.Tensor):
+        return by(tensors)
+    return [replaced(part, by) for part in tensors] if isinstance(tensors, list | tuple) else tensors
 
 
 def flattened(tensors: Any) -> list[torch.Tensor]:

@@ -126,7 +126,7 @@ def test_sums_of_narrow_integers_wrap_as_torchs_own(groups: Groups) -> None:
     [(dtype, "AVG", "take the sum, and divide") for dtype in (torch.int16, torch.int32, torch.int64, torch.uint8)]
     + [(torch.bool, "AVG", "take the sum, and divide"), (torch.uint64, "SUM", "convert it"),
        (torch.float32, "BAND", "bitwise operations are for integers"), (torch.int16, "BOR", "convert it"),
-       (torch.int32, "PREMUL_SUM", "multiply, and take"), (torch.complex64, "SUM", "view_as_real")],
+       (torch.int32, "PREMUL_SUM", "multiply, and take"), (torch.complex64, "MAX", "sums and averages alone")],
     ids=str,
 )
 def test_what_nobody_reduces_is_refused_by_name(groups: Groups, dtype: torch.dtype, op: str, remedy: str) -> None:
@@ -204,6 +204,47 @@ def test_negated_views_are_reduced_as_torch_reads_them(groups: Groups) -> None:
         assert mine.tolist() == [3, 5]
 
     everywhere(groups, call)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize("op", ["SUM", "AVG"])
+def test_complex_numbers_are_added(groups: Groups, dtype: torch.dtype, op: str) -> None:
+    """Every reduction adds or averages them, of any strides, as the real and imaginary parts that they are."""
+    asked, share = getattr(OPS, op), 1 if op == "SUM" else RANKS
+
+    def call(group: NetfoldGroup, rank: int) -> None:
+        def of(*numbers: complex) -> Any:
+            return torch.tensor(numbers, dtype=dtype) * (1 + rank)
+
+        def sums(*numbers: complex) -> list[complex]:
+            return [3 * number / share for number in numbers]
+
+        whole, strided, other = of(1 + 2j, 3j, -4, 5 - 6j), of(7 + 1j, 0, 9j, 0)[::2], torch.ones(2)
+        group.allreduce_coalesced([whole, strided, other], options(dist.AllreduceCoalescedOptions, asked)).wait()
+        assert (whole.tolist(), strided.tolist()) == (sums(1 + 2j, 3j, -4, 5 - 6j), sums(7 + 1j, 9j))
+        assert other.tolist() == [RANKS / share] * 2
+        mine = of(2 - 1j)
+        group.reduce([mine], options(dist.ReduceOptions, asked, 1)).wait()
+        assert mine.tolist() == (sums(2 - 1j) if rank == 1 else [2 - 1j])
+        piece, whole = torch.zeros((), dtype=dtype), of(1 + 2j, 3 - 4j)
+        group._reduce_scatter_base(piece, whole, options(dist.ReduceScatterOptions, asked)).wait()
+        assert [piece.item()] == sums((1 + 2j, 3 - 4j)[rank])
+        piece, parts = torch.zeros(1 + rank, dtype=dtype), [of(1j), of(2, 3 + 1j)]
+        group.reduce_scatter([piece], [parts], options(dist.ReduceScatterOptions, asked)).wait()
+        assert piece.tolist() == (sums(2, 3 + 1j) if rank else sums(1j))
+
+    everywhere(groups, call)
+
+
+@pytest.mark.parametrize("groups", ["cpu"], indirect=True)
+def test_complex_numbers_whose_memory_holds_others_are_refused(groups: Groups) -> None:
+    """A conjugated view is refused by name, as is a complex tensor beside a real one that would have as many floats."""
+    one, asked = torch.ones(2, dtype=torch.complex64), options(dist.ReduceScatterOptions, OPS.SUM)
+    for call in (lambda: groups[0].allreduce_coalesced([one.conj()]), lambda: groups[0].reduce([one.conj()])):
+        with pytest.raises(ValueError, match=r"reduce.* of complex64, .* conjugated view: .*resolve_conj"):
+            call()
+    with pytest.raises(ValueError, match=r"^_reduce_scatter_base of float32, here of \(8,\): expected one dtype"):
+        groups[0]._reduce_scatter_base(one, torch.ones(8), asked)
 
 
 def test_many_small_tensors_are_a_few_operations(groups: Groups) -> None:
