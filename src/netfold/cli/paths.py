@@ -80,13 +80,16 @@ def planner(
 def set_(
     switch: Annotated[str, typer.Argument(help="The switch at which the packets choose.")],
     leaf: Annotated[str, typer.Argument(help="The destination leaf.")],
-    source_port: Annotated[int, typer.Argument(help="UDP source port, as `netfold paths show --pins` lists them.")],
+    source_port: Annotated[int, typer.Argument(help="Source port, as `netfold paths show --pins` lists them.")],
     port: Annotated[int, typer.Argument(help="The outgoing port; 0: as planned.")],
     fabric: FabricOption = None,
     controller: Address = None,
     json: Json = False,
 ) -> None:
-    """Send packets with one source port to a leaf over another uplink than planned."""
+    """Send packets with one source port to a leaf over another uplink than planned.
+
+    A leaf of three tiers sends all paths of that port's plane there.
+    """
     from netfold.controller.paths.path_service import SetPin
 
     _ask("SetPin", SetPin(switch, leaf, source_port, port), fabric, controller, pins=True, json=json)
