@@ -17,6 +17,7 @@ import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from netfold.host.torch.forked import leave_to_parent
 from netfold.host.torch.inside_group import Inside
 from netfold.host.torch.messenger import Messenger, open_messenger
 from netfold.host.torch.reducer import Reducer
-from netfold.host.torch.staged import arrive, staged
+from netfold.host.torch.staged import arrive, by_rows, staged
 from netfold.host.torch.tensors import Factor, as_reals, check_gloo, dtype_name, flattened, reduced_as, reduces
 from netfold.host.torch.work import TorchWork
 
@@ -135,12 +136,12 @@ class NetfoldGroup(dist.ProcessGroup):
         mine = as_reals("reduce", known, given)
         dtype = dtype_name(mine.dtype)
         if known is None or not reduces(mine, known, factor):
-            check_gloo("reduce", mine, operation_name(asked))
+            check_gloo("reduce", mine, operation_name(asked), mine)
             wanted = dist.ReduceOptions()
             wanted.rootRank, wanted.reduceOp = to, asked
             wanted.timeout = timeout or getattr(opts, "timeout", wanted.timeout)
-            sparse = "sparse " if mine.layout != torch.strided else ""
-            return self._delegate("reduce", [mine], wanted, why=f"{known or operation_name(asked)} of {sparse}{dtype}")
+            why = f"{known or operation_name(asked)} of {'sparse ' if mine.layout != torch.strided else ''}{dtype}"
+            return self._delegate_rows("reduce", [mine], wanted, why=why)
         call = (
             movement.reduce(self.communicator, mine, known, to) if flat.plain(mine, factor)
             else flat.reduce(self.communicator, mine, known, to, factor)
@@ -314,7 +315,7 @@ class NetfoldGroup(dist.ProcessGroup):
     ) -> dist._Work:
         asked = getattr(opts, "reduceOp", opts)
         op = known_operation(asked) or operation_name(asked)
-        check_gloo(kind, tensors, operation_name(asked))
+        check_gloo(kind, tensors, operation_name(asked), tensors)
         sparse = "sparse " if all(tensor.layout != torch.strided for tensor in tensors) else ""
         dtypes = ", ".join(sorted({dtype_name(tensor.dtype) for tensor in tensors}))
         if timeout is not None:
@@ -325,13 +326,17 @@ class NetfoldGroup(dist.ProcessGroup):
             wanted = dist.AllreduceCoalescedOptions()
             wanted.reduceOp = asked
             given = (wanted,)
-        return self._delegate(kind, tensors, *given, why=f"{op} of {sparse}{dtypes}")
+        return self._delegate_rows(kind, tensors, *given, why=f"{op} of {sparse}{dtypes}")
 
     def _delegate(self, kind: str, *args: Any, why: str = "", **kwargs: Any) -> Any:
         """Passes the collective to gloo, which reads its inputs at once."""
         arrive()
         self._say(", ".join(filter(None, (kind, why))))
         return getattr(self._inner, kind)(*args, **kwargs)
+
+    def _delegate_rows(self, kind: str, fills: Any, *args: Any, why: str) -> Any:
+        """Passes a reduction of tensors of any strides to gloo."""
+        return by_rows(partial(self._delegate, kind, why=why), fills, *args)
 
     def _move(self, kind: str, tensors: list[torch.Tensor], call: pieces.Call, what: str = "") -> TorchWork:
         return self._later(kind, f"{kind}, {what}" if what else kind, tensors, [call])
@@ -398,8 +403,8 @@ class NetfoldGroup(dist.ProcessGroup):
         pairs = [as_reals(kind, op, pair) for pair in pairs_of(outputs, inputs)]
         dtypes = ", ".join(sorted({dtype_name(tensor.dtype) for tensor in flattened([whole for _, whole in pairs])}))
         if op is None or not all(reduces(tensor, op, factor) for tensor in flattened(pairs)):
-            check_gloo(kind, pairs, operation_name(asked))
-            return self._delegate(kind, outputs, inputs, opts, why=f"{op or operation_name(asked)} of {dtypes}")
+            check_gloo(kind, pairs, operation_name(asked), outputs)
+            return self._delegate_rows(kind, outputs, inputs, opts, why=f"{op or operation_name(asked)} of {dtypes}")
         alone = [pieces.reduce_scatter(self.communicator, mine, whole, op) for mine, whole in pairs]
         calls = flat.reduce_scatter(self.communicator, [(whole, mine) for mine, whole in pairs], alone, op, factor)
         joins, (mine, whole) = None, pairs[0]

@@ -9,7 +9,7 @@ them on the communicator's thread, which waits until they have arrived; gloo and
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any, Literal, Protocol
@@ -20,9 +20,9 @@ import torch.distributed as dist
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import CollectiveTimeout
 from netfold.host.staging.copies import Copies
-from netfold.host.torch.completion import MarkedOperation, StartedOperation, run_apart
+from netfold.host.torch.completion import MarkedOperation, StartedOperation, on_our_thread, run_apart
 from netfold.host.torch.reducer import Reducer, ending_with
-from netfold.host.torch.tensors import flattened
+from netfold.host.torch.tensors import check_fills, flattened, replaced
 from netfold.host.torch.work import TorchWork
 
 Method = Callable[..., Any]
@@ -61,7 +61,7 @@ def staged(roles: Roles) -> Callable[[Method], Method]:
             lane = self._reducer.staging.lane(kind, [*reads, *fills])
             if lane is None:
                 return how(self, first, *args, **kwargs)
-            _check(kind, fills)
+            check_fills(kind, fills)
             ahead = self._reducer.ahead
             copies = Copies(lane, reads, fills)
             token, work = _copies.set(copies), None
@@ -134,11 +134,17 @@ class StagedOperation(MarkedOperation):
 
 
 class DelegatedOperation(MarkedOperation):
-    """An operation that gloo runs. A thread of its own waits for it: not all of gloo's works have a future."""
+    """An operation that gloo runs. A thread of its own waits for it: not all of gloo's works have a future.
 
-    def __init__(self, work: dist._Work) -> None:
-        super().__init__([])
-        self._work = work
+    tensors  that it fills
+    finish   called once it is done, before its end is reported
+    """
+
+    def __init__(
+        self, work: dist._Work, tensors: Sequence[torch.Tensor] = (), finish: Callable[[], object] = lambda: None
+    ) -> None:
+        super().__init__(list(tensors))
+        self._work, self._finish = work, on_our_thread(finish)
         run_apart(self._await_work)
 
     def await_end(self, timeout: float | None) -> None:
@@ -154,17 +160,27 @@ class DelegatedOperation(MarkedOperation):
         failed: BaseException | None = None
         try:
             self._work.wait()
+            self._finish()
         except BaseException as error:  # whoever waits is to hear it
             failed = error
         self.mark(failed)
 
 
-def _check(what: str, fills: list[torch.Tensor]) -> None:
-    """Raises ValueError if nothing can be copied back."""
-    for tensor in fills:
-        if tensor.layout == torch.strided and torch._debug_has_internal_overlap(tensor) == 1:
-            raise ValueError(f"{what} into a tensor of {tuple(tensor.shape)} with strides {tensor.stride()}, whose "
-                             "elements share memory: expected one with memory for each; give its clone()")
+def by_rows(call: Method, fills: Any, *args: Any) -> Any:
+    """Makes a call of gloo's, which takes no notice of strides, with row-major copies of the tensors that are not.
+
+    fills  its first argument: tensors that it fills, into which their copies are copied back
+    """
+    arrive()
+    given = replaced([fills, *args], lambda one: one.contiguous() if one.layout == torch.strided else one)
+    back = [pair for pair in zip(flattened(fills), flattened(given[0]), strict=True) if pair[0] is not pair[1]]
+    work = call(*given)
+
+    def finish() -> None:
+        for tensor, copy in back:
+            tensor.detach().copy_(copy)
+
+    return TorchWork(DelegatedOperation(work, flattened(fills), finish)) if back else work
 
 
 def _arrive(comm: Communicator, copies: Copies) -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import torch
@@ -42,12 +42,14 @@ def reduces(tensor: torch.Tensor, op: ReduceOp | None, factor: Factor = None) ->
     return known and tensor.layout == torch.strided
 
 
-def check_gloo(what: str, tensors: Any, op: str) -> None:
-    """Raises ValueError if gloo cannot reduce these tensors either, or would reduce memory other than theirs.
+def check_gloo(what: str, tensors: Any, op: str, fills: Any) -> None:
+    """Raises ValueError if gloo cannot reduce these tensors either, or cannot fill them.
 
-    what  the call, such as "allreduce"
-    op    torch's name of the reduction
+    what   the call, such as "allreduce"
+    op     torch's name of the reduction
+    fills  those that it fills
     """
+    check_fills(what, flattened(fills))
     for tensor in flattened(tensors):
         whole = not tensor.is_floating_point() and not tensor.is_complex()
         if tensor.layout != torch.strided:
@@ -62,11 +64,17 @@ def check_gloo(what: str, tensors: Any, op: str) -> None:
             remedy = "convert it to one that is reduced: " + ", ".join(map(dtype_name, GLOO))
         elif op.startswith("b") and not whole:
             remedy = "bitwise operations are for integers"
-        elif not tensor.is_contiguous():
-            remedy = f"its strides are {tensor.stride()}, of which this takes no notice: give its contiguous()"
         else:
             continue
         raise ValueError(f"{what}: no {op} of {dtype_name(tensor.dtype)}, here of {tuple(tensor.shape)}: {remedy}")
+
+
+def check_fills(what: str, fills: Iterable[torch.Tensor]) -> None:
+    """Raises ValueError where elements of a tensor share memory, so that copies of them cannot be copied back."""
+    for tensor in fills:
+        if tensor.layout == torch.strided and torch._debug_has_internal_overlap(tensor) == 1:
+            raise ValueError(f"{what} into a tensor of {tuple(tensor.shape)} with strides {tensor.stride()}, whose "
+                             "elements share memory: expected one with memory for each; give its clone()")
 
 
 def as_reals(what: str, op: ReduceOp | None, tensors: Any) -> Any:
