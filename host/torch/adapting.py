@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from functools import wraps
 from typing import Any
 
@@ -15,16 +16,18 @@ from netfold.host.torch.process_group import NetfoldGroup
 
 
 def adapt(backend: str) -> None:
-    """Replaces two functions of torch; for all other backends they stay as they were.
+    """Replaces three functions of torch; for all other backends they stay as they were.
 
     backend  our name
 
     The first reads a group's backends.  It raises ValueError if ours is beside another: here a group has one backend,
     and torch would drop the others silently, without a report to any backend.  The second installs
     DistributedDataParallel's built-in FP16 hook.  For our groups it takes torch's equivalent hook in Python, since the
-    built-in one in C++ accepts only futures of backends in C++.
+    built-in one in C++ accepts only futures of backends in C++.  The third sets a group's time-out: torch would change
+    that of our inner gloo group alone.
     """
     reads, registers = dist.distributed_c10d.BackendConfig.__init__, DistributedDataParallel._register_builtin_comm_hook
+    sets = dist.distributed_c10d._set_pg_timeout
 
     @wraps(reads)
     def read(self: Any, asked: Any) -> None:
@@ -46,5 +49,14 @@ def adapt(backend: str) -> None:
         else:
             registers(self, comm_hook_type)
 
+    @wraps(sets)
+    def set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
+        ours = dist.group.WORLD if group is None else group
+        if isinstance(ours, NetfoldGroup):
+            ours.set_timeout(timeout)
+        else:
+            sets(timeout, group)
+
     dist.distributed_c10d.BackendConfig.__init__ = read
+    dist.distributed_c10d._set_pg_timeout = set_timeout
     DistributedDataParallel._register_builtin_comm_hook = register

@@ -17,12 +17,13 @@ import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from netfold.host import shared_log
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import Closed, NetFoldError
 from netfold.host.operation.reduction import ReduceOp
@@ -260,6 +261,16 @@ class NetfoldGroup(dist.ProcessGroup):
         for name in HELD:
             self.__dict__.pop(name, None)
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Changes no time-out, neither the communicator's nor gloo's, and says so: it is fixed when the group is made.
+
+        Programs shorten it after their first step (torchtitan) or lengthen it for a debugger (``dist.breakpoint``): an
+        error would end them.
+        """
+        kept, asked = self.communicator.timeout, timeout.total_seconds()
+        if kept != asked:
+            warn_of_timeout(shared_log.level(self.rank()), kept, asked)
+
     def _get_sequence_number_for_group(self) -> int:
         return self.sequence_number
 
@@ -430,6 +441,15 @@ class NetfoldGroup(dist.ProcessGroup):
 
         pending = self._reducer.later(tensors, [*calls[:-1], last], name, following=following, joins=joins)
         return TorchWork(pending)
+
+
+@cache
+def warn_of_timeout(level: int, kept: float, asked: float) -> None:
+    """Warns, once for all groups, that a group's time-out cannot be changed."""
+    log.log(
+        level, "backend 'netfold': the time-out stays at %g s, and is not set to %g s, since it is fixed when a group "
+        "is made: give timeout= to init_process_group or new_group, or netfold.torch.Options(timeout=)", kept, asked
+    )
 
 
 class PathLog:

@@ -29,7 +29,7 @@ from netfold.host.errors import Closed, CollectiveTimeout, JoinRefused, PlanErro
 from netfold.host.job_secret import derive  # noqa: E402
 from netfold.host.torch.creation import create  # noqa: E402
 from netfold.host.torch.join import plan_by_store  # noqa: E402
-from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
+from netfold.host.torch.process_group import NetfoldGroup, warn_of_timeout  # noqa: E402
 from netfold.host.torch.reducer import Reducer  # noqa: E402
 from netfold.host.torch.tensors import as_array, reduces  # noqa: E402
 from netfold.host.torch.work import TorchWork  # noqa: E402
@@ -360,15 +360,26 @@ def test_everyone_may_share_one_communicator() -> None:
         assert on_every_rank(comms, work) == [[2.0, 2.0]] * 2
 
 
-def test_messages_and_what_gloo_does_have_the_communicators_timeout() -> None:
-    """``Options(timeout=)`` and NETFOLD_TIMEOUT set it; torch's own is for the ranks to come together."""
+def test_all_that_a_group_does_has_the_communicators_timeout(caplog: pytest.LogCaptureFixture) -> None:
+    """``Options(timeout=)`` and NETFOLD_TIMEOUT set it; torch's own is for the ranks to come together.  What sets a
+    group's time-out later changes neither gloo's nor the communicator's, which one warning says."""
     store = dist.HashStore()
+    warn_of_timeout.cache_clear()
     with loopback_job(2, rail="tcp", timeout=1.0) as comms:
         one, other = on_every_rank(comms, lambda comm: NetfoldGroup(store, comm, timedelta(seconds=30)))
+        for seconds in (1, 5):
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), one)
+            one.set_timeout(timedelta(seconds=seconds))
+        said = [record.message for record in caplog.records if "time-out" in record.message]
+        assert len(said) == 1
+        assert "stays at 1 s, and is not set to 5 s" in said[0]
+        assert "Options(timeout=)" in said[0]
         with pytest.raises(RuntimeError, match="1000ms"):
             one.allreduce([torch.ones(3, dtype=torch.int8)]).wait()
         with pytest.raises(CollectiveTimeout, match="nothing moved for 1 s: rank 1"):
             one.recv([torch.ones(3)], 1).wait()
+        with pytest.raises(CollectiveTimeout, match="nothing moved for 1 s: rank 1"):
+            one.allreduce([torch.ones(3)]).wait()
         for group in (one, other):
             group.shutdown()
 
