@@ -10,7 +10,6 @@ line is closed.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import errno
 import json
@@ -27,17 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from netfold.topo.rxe.frames import (
-    BUSY_SECONDS,
-    FROM_GUEST,
-    LEAST_WAITING,
-    MOST,
-    MOST_WAITING,
-    PORT,
-    Kind,
-    Splitter,
-    pack,
-)
+from netfold.topo.rxe.frames import BUSY_SECONDS, FROM_GUEST, MOST, PORT, Backlog, Kind, Splitter, pack
 
 if TYPE_CHECKING:
     from netfold.topo.processes.forks import Forked
@@ -48,7 +37,13 @@ class Command:
 
     def __init__(self, process: subprocess.Popen[bytes] | Forked) -> None:
         self.process = process
-        self.input = process.stdin
+        assert process.stdin is not None
+        self.input: IO[bytes] | None = process.stdin
+        os.set_blocking(process.stdin.fileno(), False)
+        self.waiting = Backlog()
+        """Input that it has not read yet."""
+        self.closing = False
+        """True if its input is to be closed then."""
         self.outputs: dict[int, tuple[IO[bytes], Kind]] = {}
 
 
@@ -58,12 +53,8 @@ class CarriedConnection:
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
         self.socket = connected
-        self.waiting: collections.deque[bytes] = collections.deque()
+        self.waiting = Backlog()
         """Data that its other end has not read yet."""
-        self.size = 0
-        """Bytes of that."""
-        self.full = False
-        """True if the machine outside was told to stop sending."""
         self.closing = False
         """True if it is to be closed once that data has been read."""
         self.held = False
@@ -191,7 +182,6 @@ class Agent:
             connection = self._connections.get(channel)
             if connection is not None:
                 connection.waiting.append(content)
-                connection.size += len(content)
                 connection.closing = connection.closing or kind is Kind.CLOSE
                 self._flush(channel)
         elif kind is Kind.CONNECT:
@@ -204,13 +194,9 @@ class Agent:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(command.process.pid, content[0])
             elif kind is Kind.INPUT and command.input is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    command.input.write(content)
-                    command.input.flush()
-                if not content:
-                    with contextlib.suppress(BrokenPipeError):
-                        command.input.close()
-                    command.input = None
+                command.waiting.append(content)
+                command.closing = not content
+                self._feed(channel, command)
 
     # ---- commands --------------------------------------------------------------------------------------------------
 
@@ -250,6 +236,24 @@ class Agent:
         file.close()
         return False
 
+    def _feed(self, channel: int, command: Command) -> None:
+        """Give a command its input, as far as it takes it."""
+        if (file := command.input) is None:
+            return
+        self._unwatch(file)
+        command.waiting.give(partial(os.write, file.fileno()))
+        if command.waiting:
+            self._selector.register(file, selectors.EVENT_WRITE, partial(self._feed, channel, command))
+        elif command.closing:
+            file.close()
+            command.input = None
+        self._tell(channel, command.waiting)
+
+    def _tell(self, channel: int, waiting: Backlog) -> None:
+        """Have the machine outside hold what it sends, or go on."""
+        if waiting.turns():
+            self._send(channel, Kind.HOLD if waiting.full else Kind.GO)
+
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(4096)
@@ -263,8 +267,8 @@ class Agent:
             self._unwatch(file)
             file.close()
         if command.input is not None:
-            with contextlib.suppress(BrokenPipeError):
-                command.input.close()
+            self._unwatch(command.input)
+            command.input.close()
         del self._commands[channel]
         self._send(channel, Kind.EXIT, struct.pack("!i", command.process.returncode))
 
@@ -303,25 +307,12 @@ class Agent:
     def _flush(self, channel: int) -> None:
         """Give a connection what waits for it, as far as it takes it: nobody else waits for one that stands still."""
         connection = self._connections[channel]
-        try:
-            while connection.waiting:
-                data = connection.waiting.popleft()
-                sent = connection.socket.send(data) if data else 0
-                connection.size -= sent
-                if sent < len(data):
-                    connection.waiting.appendleft(data[sent:])
-        except BlockingIOError:
-            connection.waiting.appendleft(data)
-        except OSError:
-            connection.waiting.clear()  # its reading side tells of the end
-            connection.size = 0
+        connection.waiting.give(connection.socket.send)
         if connection.closing and not connection.waiting:
             self._forget(channel)
             return
         self._rewatch(channel, connection)
-        if (connection.size > (LEAST_WAITING if connection.full else MOST_WAITING)) != connection.full:
-            connection.full = not connection.full
-            self._send(channel, Kind.HOLD if connection.full else Kind.GO)
+        self._tell(channel, connection.waiting)
 
     def _rewatch(self, channel: int, connection: CarriedConnection) -> None:
         """Watch what a connection is served for now."""

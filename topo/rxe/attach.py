@@ -73,6 +73,7 @@ def run(line: str, argv: Sequence[str], only: Collection[str] = ()) -> int:
                     guest.sendall(pack(0, Kind.INPUT, data))
                     if not data:
                         selector.unregister(key.fileobj)
+                        reading = False
                     continue
                 data = guest.recv(1 << 16)
                 if not data:
@@ -81,7 +82,13 @@ def run(line: str, argv: Sequence[str], only: Collection[str] = ()) -> int:
                 for _, kind, content in splitter.feed(data):
                     if kind is Kind.EXIT:
                         return int(struct.unpack("!i", content)[0])
-                    _write(1 if kind is Kind.OUTPUT else 2, content)
+                    if kind in (Kind.HOLD, Kind.GO):
+                        if reading and 0 in selector.get_map():
+                            selector.unregister(0)
+                        if reading and kind is Kind.GO:
+                            _watch_input(selector)
+                    else:
+                        _write(1 if kind is Kind.OUTPUT else 2, content)
 
 
 def _watch_input(selector: selectors.BaseSelector) -> bool:

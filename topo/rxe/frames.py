@@ -7,9 +7,10 @@ A frame is its channel, its kind and the length of what follows (9 bytes, networ
 
 from __future__ import annotations
 
+import collections
 import enum
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 PORT: Final = "netfold"
@@ -20,8 +21,7 @@ MOST: Final = 1 << 16
 MOST_RUN: Final = 1 << 24
 """Most bytes of a RUN, whose environment may be large, of a DESCRIBE, and of a READY."""
 MOST_WAITING: Final = 1 << 20
-"""Bytes that wait for a program before the other side is told to hold: a reader that stands still stops its writer, as
-a pipe does, and fills no memory."""
+"""Bytes that wait for a program before the other side is told to hold."""
 LEAST_WAITING: Final = MOST_WAITING // 4
 """Waiting bytes at which it may send again."""
 BUSY_SECONDS: Final = 0.05
@@ -62,9 +62,9 @@ class Kind(enum.IntEnum):
     ALIVE = 14
     """Both ways, without content: this side is there."""
     HOLD = 15
-    """Both ways: send no more data of this channel until GO, since it is not read."""
+    """Both ways: send no more data or input of this channel until GO, since it is not read."""
     GO = 16
-    """Both ways: data of this channel may be sent again."""
+    """Both ways: they may be sent again."""
 
 
 class BadFrame(ValueError):
@@ -99,3 +99,45 @@ class Splitter:
             content = bytes(self._buffer[HEADER.size : HEADER.size + length])
             del self._buffer[: HEADER.size + length]
             yield channel, kind, content
+
+
+class Backlog:
+    """Data for a program that has not read them yet: a reader that stands still stops its writer, as a pipe does, and
+    fills no memory."""
+
+    def __init__(self) -> None:
+        self._waiting: collections.deque[bytes] = collections.deque()
+        self.size = 0
+        """Bytes of it."""
+        self.full = False
+        """True if the writer was told to hold."""
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def append(self, data: bytes) -> None:
+        """Add what the writer has sent."""
+        if data:
+            self._waiting.append(data)
+            self.size += len(data)
+
+    def give(self, send: Callable[[bytes], int]) -> None:
+        """Give the reader as much as it takes; nothing to one that has gone, whose other side tells of its end."""
+        try:
+            while self._waiting:
+                data = self._waiting[0]
+                sent = send(data)
+                self.size -= sent
+                self._waiting.popleft()
+                if sent < len(data):
+                    self._waiting.appendleft(data[sent:])
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._waiting.clear()
+            self.size = 0
+
+    def turns(self) -> bool:
+        """True if ``full`` has just changed, and the writer is to be told."""
+        before, self.full = self.full, self.size > (LEAST_WAITING if self.full else MOST_WAITING)
+        return self.full != before

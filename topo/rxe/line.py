@@ -16,16 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from netfold.topo.rxe.frames import (
-    BUSY_SECONDS,
-    FROM_GUEST,
-    LEAST_WAITING,
-    MOST_WAITING,
-    BadFrame,
-    Kind,
-    Splitter,
-    pack,
-)
+from netfold.topo.rxe.frames import BUSY_SECONDS, FROM_GUEST, Backlog, BadFrame, Kind, Splitter, pack
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +36,8 @@ class _Peer:
     channel: int
     splitter: Splitter | None = None
     """Splits the frames of `attach`; None for a connection's plain bytes."""
-    waiting: collections.deque[bytes] = field(default_factory=collections.deque)
+    waiting: Backlog = field(default_factory=Backlog)
     """Data that it has not read yet."""
-    size: int = 0
-    """Bytes of that."""
-    full: bool = False
-    """True if there is so much waiting data that its sender was told to stop."""
     held: bool = False
     """True if the agent's side accepts no more of its data for now."""
     closing: bool = False
@@ -220,7 +207,7 @@ class Line(threading.Thread):
             return  # it has ended meanwhile
         elif kind is Kind.DATA:
             self._send(peer, content)
-        elif kind in (Kind.HOLD, Kind.GO):
+        elif kind in (Kind.HOLD, Kind.GO) and peer.splitter is None:  # `attach` holds its input, and no signals
             peer.held = kind is Kind.HOLD
             self._watch(peer)
         elif kind is Kind.CLOSE:
@@ -244,41 +231,28 @@ class Line(threading.Thread):
 
     def _send(self, peer: _Peer, data: bytes) -> None:
         peer.waiting.append(data)
-        peer.size += len(data)
         self._flush(peer)
 
     def _flush(self, peer: _Peer) -> None:
-        try:
-            while peer.waiting:
-                data = peer.waiting.popleft()
-                sent = peer.socket.send(data)
-                peer.size -= sent
-                if sent < len(data):
-                    peer.waiting.appendleft(data[sent:])
-        except BlockingIOError:
-            peer.waiting.appendleft(data)
-        except OSError:
-            peer.waiting.clear()  # its reading side tells of the end
-            peer.size = 0
+        peer.waiting.give(peer.socket.send)
         if peer.closing and not peer.waiting:
             self._forget(peer)
             return
         self._watch(peer)
-        if (peer.size > (LEAST_WAITING if peer.full else MOST_WAITING)) != peer.full:
-            self._hold(peer, not peer.full)
+        if peer.waiting.turns():
+            self._hold(peer)
 
-    def _hold(self, peer: _Peer, full: bool) -> None:
+    def _hold(self, peer: _Peer) -> None:
         """Stop those who send to a peer, or let them go on: its command or connection there, or all programs here."""
-        peer.full = full
         if peer is not self._guest:
-            self._send(self._guest, pack(peer.channel, Kind.HOLD if full else Kind.GO))
+            self._send(self._guest, pack(peer.channel, Kind.HOLD if peer.waiting.full else Kind.GO))
             return
         for other in self._peers.values():
             self._watch(other)
 
     def _watch(self, peer: _Peer) -> None:
         """Watch what a peer is served for now."""
-        reads = peer is self._guest or not (peer.held or self._guest.full)
+        reads = peer is self._guest or not (peer.held or self._guest.waiting.full)
         events = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if peer.waiting else 0)
         known = peer.socket in self._selector.get_map()
         if events and known:

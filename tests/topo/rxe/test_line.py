@@ -15,11 +15,12 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from netfold.topo.rxe import attach
-from netfold.topo.rxe.frames import MOST_WAITING, Kind, Splitter
+from netfold.topo.rxe.frames import MOST, MOST_WAITING, Kind, Splitter
 from netfold.topo.rxe.line import DOOR_CONNECTIONS, Line
 from switch_support.ports import wait_for
 
@@ -88,9 +89,9 @@ def test_a_reader_that_stands_still_stops_the_writer(guest: Guest) -> None:
     """What waits for it is bounded, the other commands go on, and it gets all of it once it reads."""
     script = "import os\nfor _ in range(400): os.write(1, b'x' * 65536)\n"
     still = guest.start(sys.executable, "-c", script)
-    wait_for(lambda: any(peer.full for peer in list(guest.line._peers.values())))
+    wait_for(lambda: any(peer.waiting.full for peer in list(guest.line._peers.values())))
     assert guest.run("echo", "on")[:2] == (0, b"on\n")
-    assert max(peer.size for peer in list(guest.line._peers.values())) < 4 * MOST_WAITING
+    assert max(peer.waiting.size for peer in list(guest.line._peers.values())) < 4 * MOST_WAITING
     output, _ = still.communicate(timeout=SECONDS)
     assert (still.returncode, len(output)) == (0, 400 * 65536)
 
@@ -106,15 +107,41 @@ def test_a_connection_that_stands_still_stops_who_sends(guest: Guest) -> None:
             for sender, reader in ((client, served), (served, client)):
                 thread = threading.Thread(target=sender.sendall, args=(bytes(MOST_WAITING * 16),), daemon=True)
                 thread.start()
-                wait_for(lambda: any(peer.full or peer.held for peer in list(guest.line._peers.values())))
+                wait_for(lambda: any(peer.waiting.full or peer.held for peer in list(guest.line._peers.values())))
                 assert guest.run("echo", "on")[:2] == (0, b"on\n")
-                assert max(peer.size for peer in list(guest.line._peers.values())) < 4 * MOST_WAITING
+                assert max(peer.waiting.size for peer in list(guest.line._peers.values())) < 4 * MOST_WAITING
                 reader.settimeout(SECONDS)
                 left = MOST_WAITING * 16
                 while left:
                     left -= len(reader.recv(1 << 20))
                 thread.join(SECONDS)
-                wait_for(lambda: not any(peer.full or peer.held for peer in list(guest.line._peers.values())))
+                wait_for(lambda: not any(peer.waiting.full or peer.held for peer in list(guest.line._peers.values())))
+
+
+def test_a_command_that_does_not_read_its_input_keeps_nobody_waiting(guest: Guest) -> None:
+    """Other commands run and signals reach it; once it reads, it gets all of it."""
+    script = ("import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n"
+              "print('ready', flush=True); signal.sigwait([signal.SIGUSR1]); print(len(sys.stdin.buffer.read()))")
+    process = guest.start(sys.executable, "-c", script, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    written: list[int] = []
+
+    def write(file: IO[bytes]) -> None:
+        with file:
+            for _ in range(256):
+                written.append(file.write(bytes(MOST)))
+
+    thread = threading.Thread(target=write, args=(process.stdin,), daemon=True)
+    thread.start()
+    wait_for(lambda: sum(written) > MOST_WAITING)
+    assert guest.run("echo", "on")[:2] == (0, b"on\n")
+    assert max(peer.waiting.size for peer in list(guest.line._peers.values())) < 4 * MOST_WAITING
+    process.send_signal(signal.SIGUSR1)
+    thread.join(SECONDS)
+    assert process.stdout.read() == b"%d\n" % (256 * MOST)
+    assert process.wait(SECONDS) == 0
 
 
 def test_a_signal_to_attach_reaches_the_command(guest: Guest) -> None:
