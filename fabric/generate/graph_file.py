@@ -220,10 +220,15 @@ def _edges(content: bytes) -> nx.MultiGraph[str]:
 
 
 def _graphml(content: bytes) -> nx.Graph[Any]:
-    """A graph of GraphML, in the encoding that its XML declaration names."""
+    """A graph of GraphML, in the encoding that its XML declaration names; a key's default counts where a node or edge
+    has no value of it."""
     import networkx as nx
 
-    return nx.read_graphml(io.BytesIO(content))
+    graph = nx.read_graphml(io.BytesIO(content))
+    for usual, carriers in (("node_default", graph.nodes), ("edge_default", graph.edges)):
+        for carrier in carriers:
+            carriers[carrier].update({**graph.graph.get(usual, {}), **carriers[carrier]})
+    return graph
 
 
 def _gml(content: bytes) -> nx.Graph[Any]:

@@ -143,6 +143,21 @@ def test_graphml_is_read_in_the_encoding_that_it_declares(tmp_path: Path) -> Non
     assert [switch.name for switch in fabric.switches] == ["Zurich", "Koln"]
 
 
+def test_defaults_of_graphml_count_where_there_is_no_value(tmp_path: Path) -> None:
+    """The keys of edges and of nodes have defaults, which networkx keeps apart."""
+    graph = nx.Graph([("a", "b", {"rate": "1gbit"}), ("b", "c")])
+    graph.graph.update(edge_default={"rate": "250mbit"}, node_default={"hosts": 2})
+    graph.nodes["b"]["hosts"] = 0
+    nx.write_graphml(graph, tmp_path / "g.graphml")
+    assert b"<default>250mbit</default>" in (tmp_path / "g.graphml").read_bytes()
+    fabric = parse(f"file:{tmp_path}/g.graphml", rate="10mbit")
+    names = {switch.name for switch in fabric.switches}
+    rates = ["/".join(end.node for end in link.ends) + f" {link.rate}" for link in fabric.links
+             if {end.node for end in link.ends} <= names]
+    assert sorted(rates) == ["a/b 1gbit", "b/c 250mbit"]
+    assert len(fabric.hosts) == 4
+
+
 @pytest.mark.parametrize("end", [".graphml", ".gml", ".json"])
 @pytest.mark.parametrize(("edges", "rates"), [
     ([("a", "b", "1gbit"), ("a", "b", "250mbit")], ["1gbit", "250mbit"]),
