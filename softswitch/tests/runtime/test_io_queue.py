@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames in parts that wait at a port, under AddressSanitizer and UBSan."""
+"""Frames that wait at a port."""
 
 from __future__ import annotations
 
@@ -10,6 +10,42 @@ from softswitch.engine.linking import RUNTIME
 from switch_support import needs
 from switch_support.probe import PROBE
 from switch_support.sanitized import FLAGS, SEED
+
+FULL_INTERFACE = (RUNTIME / "io.c").read_text() + """
+#include <assert.h>
+static uint32_t tries; /* of the kernel, whose queue stays full */
+int sendmmsg(int fd, struct mmsghdr *m, unsigned n, int flags) { return tries++, errno = ENOBUFS, -1; }
+uint64_t ss_tick(ss_switch *sw, uint64_t now_us) { return UINT64_MAX; }
+void ss_turn_end(ss_switch *sw) {}
+void ss_port_forget(void) {}
+bool ss_port_refresh(ss_port *p) { return false; }
+void ss_channel_event(ss_channel *c, uint8_t kind, uint32_t id, uint64_t now_us, const uint8_t *data, uint32_t n) {}
+void ss_pcap_flush(ss_pcap *p) {}
+int main(void) {
+    static ss_io io;
+    static uint8_t frame[64];
+    struct ss_slot slot = {.head = sizeof frame};
+    ss_port port = {.up = true, .arena = frame, .slots = &slot, .n = 1, .settled = 1, .n_slots = 1};
+    io.timer = timerfd_create(CLOCK_MONOTONIC, 0);
+    assert(ss_io_add_port(&io, &port));
+    for (; io.now_us < 2000; io.now_us += 100) { /* turns that other ports cause */
+        ss_io_settle(&io);
+        set_timer(&io);
+        assert(tries == 1 + io.now_us / 500 && io.timer_due == 500 * tries);
+    }
+}
+"""
+"""A port whose interface refuses a frame, in an event loop that wakes five times as often as the port has to try."""
+
+
+def test_a_full_interface_is_tried_as_often_while_other_ports_are_busy() -> None:
+    """The kernel does not tell when there is room again: each half millisecond the port tries, however often the loop
+    turns for others."""
+    program = cc.build([FULL_INTERFACE, *(RUNTIME / file for file in ("queue.c", "transmit.c", "segment.c", "hash.c"))],
+                       kind="exe", name="full-interface", include=[RUNTIME],
+                       flags=["-ffunction-sections", "-Wl,--gc-sections"])  # without what the loop calls elsewhere
+
+    subprocess.run([program], check=True, timeout=100)
 
 
 def test_frames_that_wait_outlive_what_they_referred_to() -> None:

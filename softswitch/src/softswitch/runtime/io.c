@@ -31,7 +31,6 @@
 #include "trace.h"
 #include "transmit.h"
 
-#define RETRY_US 500u   /* after "interface queue full": a 64 KB super-packet takes that long at 1 Gb/s */
 #define PLAIN_TURNS 64u /* without a super-packet, after which there are short messages alone */
 enum { KEY_CHANNEL = 1000, KEY_NETLINK, KEY_TIMER, KEY_TRACE }; /* epoll keys; below: port numbers */
 
@@ -119,10 +118,10 @@ static void flush(ss_io *io, ss_port *p) {
     if ((before == SS_TX_WAIT_WRITABLE) != (p->tx == SS_TX_WAIT_WRITABLE)) watch_port(io, p);
 }
 
-static void flush_all(ss_io *io, bool retry) {
+static void flush_all(ss_io *io) {
     for (uint32_t i = 0; i < io->n_ports; i++) {
         ss_port *p = io->ports[io->numbers[i]];
-        bool due = p->tx == SS_TX_IDLE || (retry && p->tx == SS_TX_WAIT_TIMER) ||
+        bool due = p->tx == SS_TX_IDLE || (p->tx == SS_TX_WAIT_TIMER && io->now_us >= p->retry_us) ||
                    (p->tx == SS_TX_WAIT_RATE && io->now_us * 1000 >= p->next_ns);
         if (ss_port_waiting(p) && due) flush(io, p);
     }
@@ -153,8 +152,8 @@ static void relieve(void *arg) {
 }
 
 /* What the batches of a turn made leaves, or is copied to wait, as their memory is needed again. */
-void ss_io_settle(ss_io *io, bool retry) {
-    flush_all(io, retry);
+void ss_io_settle(ss_io *io) {
+    flush_all(io);
     for (uint32_t i = 0; i < io->n_ports; i++) ss_port_settle(io->ports[io->numbers[i]]);
     ss_turn_end(io->sw);
     ss_port_forget();
@@ -178,7 +177,7 @@ static void choose_policy(ss_io *io) {
 }
 
 static void receive_batch(ss_io *io, ss_port *p) {
-    if (!ss_port_room(p)) ss_io_settle(io, false);
+    if (!ss_port_room(p)) ss_io_settle(io);
     arrival a = {io, p->number};
     ss_port_user user = {&a, receive, relieve};
     ss_port_receive(p, &user);
@@ -191,7 +190,7 @@ static void set_timer(ss_io *io) {
     uint64_t due = ss_tick(io->sw, io->now_us);
     for (uint32_t i = 0; i < io->n_ports; i++) {
         const ss_port *p = io->ports[io->numbers[i]];
-        if (p->tx == SS_TX_WAIT_TIMER && due > io->now_us + RETRY_US) due = io->now_us + RETRY_US;
+        if (p->tx == SS_TX_WAIT_TIMER && due > p->retry_us) due = p->retry_us;
         if (p->tx == SS_TX_WAIT_RATE && ss_port_waiting(p) && due > (p->next_ns + 999) / 1000)
             due = (p->next_ns + 999) / 1000;
     }
@@ -291,7 +290,6 @@ void ss_io_run(ss_io *io, ss_request_fn *execute) {
         set_timer(io);
         int n = epoll_wait(io->epoll, events, 64, -1);
         io->now_us = monotonic_us() - io->start_us;
-        bool retry = false;
         for (int i = 0; i < n; i++) {
             uint32_t key = events[i].data.u32;
             if (key == KEY_CHANNEL) {
@@ -304,7 +302,7 @@ void ss_io_run(ss_io *io, ss_request_fn *execute) {
 #endif
             else if (key == KEY_TIMER) {
                 uint64_t expirations;
-                if (read(io->timer, &expirations, sizeof expirations) > 0) io->timer_due = UINT64_MAX, retry = true;
+                if (read(io->timer, &expirations, sizeof expirations) > 0) io->timer_due = UINT64_MAX;
             } else {
                 ss_port *p = ss_io_port(io, key);
                 if (!p) continue; /* removed by a request of this turn */
@@ -312,7 +310,7 @@ void ss_io_run(ss_io *io, ss_request_fn *execute) {
                 if (events[i].events & (EPOLLIN | EPOLLERR)) receive_batch(io, p);
             }
         }
-        ss_io_settle(io, retry);
+        ss_io_settle(io);
         ss_channel_write(&io->channel);
         ss_channel_report_lost(&io->channel, io->now_us);
         ss_channel_write(&io->channel);

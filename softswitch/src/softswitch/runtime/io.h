@@ -70,7 +70,7 @@ static inline ss_port *ss_io_port(const ss_io *io, uint32_t number) {
 void ss_io_tell(ss_io *, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void ss_io_tell_port(ss_io *, ss_port *); /* whether frames can pass, if the control plane was not told yet */
 void ss_io_watch(ss_io *, int fd, uint32_t key, uint32_t events);
-void ss_io_settle(ss_io *, bool retry); /* sends or puts aside all that waits, so that it refers to nothing */
+void ss_io_settle(ss_io *); /* sends or puts aside all that waits, so that it refers to nothing */
 
 /* Callbacks for ss_options. */
 uint8_t *ss_io_reserve(void *io, uint32_t port, uint32_t cap);

@@ -50,6 +50,7 @@ typedef struct ss_port {
     ss_tx_state tx;
     uint64_t gap_ns;        /* between two frames that leave; 0: as fast as the link takes them */
     uint64_t next_ns;       /* when the next frame may leave, where gap_ns is set */
+    uint64_t retry_us;      /* when to try again, in SS_TX_WAIT_TIMER */
     const uint64_t *now_us; /* the event loop's clock */
     uint8_t *arena;
     size_t arena_size, used; /* frames that wait, back to back, first to last */

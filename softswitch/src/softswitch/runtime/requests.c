@@ -132,6 +132,6 @@ size_t ss_io_execute(void *arg, const uint8_t *batch, size_t n, uint8_t *reply, 
     if (op == OP_PACKET_OUT) io->last_port = io->cpu_port, io->last_len = (uint32_t)n - 6, io->last_frame = batch + 6;
     size_t length = ss_control(io->sw, io->now_us, batch, n, reply, cap);
     io->last_frame = NULL;
-    ss_io_settle(io, false);
+    ss_io_settle(io);
     return length;
 }

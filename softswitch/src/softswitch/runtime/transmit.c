@@ -10,6 +10,7 @@
 #include "transmit.h"
 #include "queue.h"
 
+#define RETRY_US 500u /* after "interface queue full": a 64 KB super-packet takes that long at 1 Gb/s */
 #define TX_BATCH 64u
 #define TX_FRAMES 256u                    /* looked at together */
 #define TX_PIECES (2u + 3u * SS_JOIN_MAX) /* of one message at most */
@@ -112,7 +113,10 @@ void ss_port_flush(ss_port *p) {
         case EINTR: continue;
         case EAGAIN: p->tx = SS_TX_WAIT_WRITABLE; return; /* our share of the kernel's queue is full */
         case ENOBUFS:
-        case ENOMEM: p->tx = SS_TX_WAIT_TIMER; return; /* the interface's queue is; nobody will tell us */
+        case ENOMEM: /* the interface's queue is; nobody will tell us */
+            p->tx = SS_TX_WAIT_TIMER;
+            p->retry_us = *p->now_us + RETRY_US;
+            return;
         case ENETDOWN:
         case ENXIO:
         case ENODEV:
