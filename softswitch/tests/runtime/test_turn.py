@@ -10,6 +10,7 @@ import pytest
 
 import softswitch
 from softswitch.compiler.driver import compile_source
+from softswitch.engine.entities import Multicast
 from softswitch.engine.local import LocalEngine
 
 MANY_PACKETS = """
@@ -55,6 +56,25 @@ control Write(packet_out p, in headers_t h) { apply { p.emit(h); } }
 V1Switch(Parse(), Check(), Work(), Out(), Check(), Write()) main;
 """.replace("ALL", "h.a.w = h.a.w + 2; " * 80)
 
+MANY_COPIES = """
+#include <core.p4>
+#include <v1model.p4>
+header word_t { bit<32768> w; }
+struct headers_t { word_t a; }
+struct meta_t {}
+parser Parse(packet_in p, out headers_t h, inout meta_t m, inout standard_metadata_t s) {
+    state start { PARSE transition accept; }
+}
+control Check(inout headers_t h, inout meta_t m) { apply {} }
+control Spread(inout headers_t h, inout meta_t m, inout standard_metadata_t s) {
+    apply { if (s.instance_type == 4) { mark_to_drop(s); } else { s.mcast_grp = 1; } }
+}
+control Each(inout headers_t h, inout meta_t m, inout standard_metadata_t s) { apply { EACH } }
+control Write(packet_out p, in headers_t h) { apply { p.emit(h); } }
+V1Switch(Parse(), Check(), Spread(), Each(), Check(), Write()) main;
+"""
+"""Each copy of a frame of 12 KB takes more than 1/65536 of the memory of a turn."""
+
 
 def test_what_packets_of_a_turn_computed_goes_back_and_what_frames_refer_to_stays(tmp_path: Path) -> None:
     """Packets that each take more than a piece of memory use the same pieces, but for what frames refer to."""
@@ -72,3 +92,20 @@ def test_a_packet_that_goes_round_with_wide_values_is_dropped_before_memory_ends
         assert engine.inject(0, bytes(4096)) == []
         assert engine.stats().dropped_passes == 1
         assert len(engine.inject(0, bytes(4095) + b"\1")) == 1
+
+
+@pytest.mark.parametrize(("parse", "each"), [
+    pytest.param("p.advance(96000);", "recirculate_preserving_field_list(0);", id="recirculate"),
+    pytest.param("p.extract(h.a);", "h.a.w = h.a.w + 2; " * 9 + "mark_to_drop(s);", id="compute"),
+])
+def test_copies_for_a_large_group_are_dropped_before_memory_ends(parse: str, each: str) -> None:
+    """Copies that all take memory in one pass of a frame end at the same bound: the rest is counted, the switch
+    lives."""
+    program = compile_source(MANY_COPIES.replace("PARSE", parse).replace("EACH", each))
+    with LocalEngine.open(program) as engine:
+        engine.write_multicast("insert", Multicast(1, tuple((1, instance) for instance in range(1 << 16))))
+        for rounds in range(1, 3):
+            before = engine.stats().dropped_passes
+            assert engine.inject(1, bytes(12_004)) == []
+            assert engine.stats().dropped_passes - before > 1 << 15
+            assert engine.stats().received == rounds

@@ -63,6 +63,9 @@ static void *take_state(ss_switch *sw) {
     return aligned_alloc(64, ss_state_bytes(sw));
 }
 
+/* For one of many copies, each of which takes memory of the turn: a group may have tens of thousands in one pass. */
+static void *take_state_of_copy(ss_switch *sw) { return ss_turn_full(sw) ? NULL : take_state(sw); }
+
 static void give_state(ss_switch *sw, void *state) {
     if (sw->n_spare < sw->cap_spare)
         sw->spare[sw->n_spare++] = state;
@@ -130,7 +133,7 @@ static void to_controller(ss_switch *sw, void *state, uint32_t cap) {
 
 static void recirculate(ss_switch *sw, void *state, uint32_t cap) {
     ss_packet *old = state;
-    void *next = take_state(sw);
+    void *next = take_state_of_copy(sw);
     if (!next) {
         lose(sw, NULL);
         return;
@@ -222,7 +225,7 @@ static void egress(ss_switch *sw, void *state, uint32_t port, uint32_t instance,
 
 /* A copy through egress, now or when the packet at hand is done. */
 static void copy_out(ss_switch *sw, const void *state, ss_replica to, frame_ref frame, uint32_t length, bool now) {
-    void *copy = take_state(sw);
+    void *copy = take_state_of_copy(sw);
     if (!copy) {
         lose(sw, NULL);
         return;

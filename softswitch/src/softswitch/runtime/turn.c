@@ -19,8 +19,8 @@ struct ss_chunk {
 };
 
 /* Nobody could go on without: half a value is worse than no switch.  A turn's frames refer to less than 100 MiB, and
- * packets that go round are dropped at a quarter of the limit, so who takes more is a program that computes for ever in
- * one pass, and must not take the machine's memory with it. */
+ * copies and packets that go round are dropped at a quarter of the limit, so who takes more is a program that computes
+ * for ever in one pass, and must not take the machine's memory with it. */
 static ss_chunk *new_chunk(const ss_turn *t, size_t size) {
     size_t taken = t->before + size;
     ss_chunk *chunk = taken <= MOST ? aligned_alloc(64, sizeof *chunk + size) : NULL;
