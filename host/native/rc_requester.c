@@ -155,7 +155,7 @@ static void recover(const nf_rc *rc, nf_requester *r, int64_t age, int64_t now) 
         return;
     }
     r->probe_rtt = age;
-    r->burst *= 2;
+    if (r->burst < rc->window) r->burst *= 2;
     uint64_t end = r->una + r->burst < r->recover ? r->una + r->burst : r->recover;
     for (; r->repeated_below < end; r->repeated_below++) lose(rc, r, r->repeated_below);
 }

@@ -203,3 +203,35 @@ def test_what_a_dead_path_swallowed_goes_again_in_a_few_round_trips(late: int) -
     writer.check()
     print(f"{(wires.network.now - moved) / trip=}, {wires.endpoints[0].state(0).timeouts - timeouts=}")
     assert wires.network.now - moved < late * MILLISECOND + 5 * trip
+
+
+def test_what_is_lost_again_after_a_dead_path_goes_again_together() -> None:
+    """Of a window that was lost with its path, 40 packets arrive on the next one, each acknowledged, and the rest is
+    lost again: all of it follows the answer to one probe of the timer, not a packet a time-out."""
+    trip = 20 * MILLISECOND
+    wires = TwoPaths(delay=trip // 2)
+    before = [wires.write(pair, 1 << 20) for pair in (0, 1)]  # until a whole window may be in flight
+    wires.run(lambda: all(writer.done() for writer in before))
+    wires.dead = {PORT: wires.network.now}
+    writer = wires.write(0, 64 * 1024)
+    wires.blamed(0)
+    wires.endpoints[0].move(0, OTHER, wires.network.now, lost=True)
+    last = wires.endpoints[0].state(0).next
+    lost: dict[int, int] = {}
+    """PSN -> when it was lost on the second path."""
+
+    def lossy(datagram: Datagram) -> Datagram | None:
+        opcode, _, _, _, psn = roce.BTH.unpack_from(datagram.payload)
+        psn &= roce.PSN_MASK
+        if opcode != Opcode.ACKNOWLEDGE and last - 24 <= psn < last and psn not in lost:
+            lost[psn] = wires.network.now
+            return None
+        return wires._on_its_way(datagram)
+
+    wires.path = lossy
+    wires.run(writer.done)
+    writer.check()
+    took = wires.network.now - max(lost.values())
+    print(f"{len(lost)=}, {took / trip=}, {wires.endpoints[0].state(0).timeouts=}")
+    assert len(lost) == 24
+    assert took < 20 * trip
