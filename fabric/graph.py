@@ -188,6 +188,11 @@ class Fabric(Settings, frozen=True, kw_only=True, dict=True):
     tenants: tuple[Tenant, ...] = ()
 
     @property
+    def controllers(self) -> str:
+        """Where jobs are served: the address of the controller, and that of its standby after a comma."""
+        return self.jobs if self.standby is None else f"{self.jobs},{self.standby}"
+
+    @property
     def faulty(self) -> bool:
         """True if faults are injected on any link, or may be: the program supports that only if it is compiled in."""
         return self.faults or any(getattr(link, fault) for link in self.links for fault in FAULTS)

@@ -55,7 +55,7 @@ class RunReport:
 
     def _read(self, fabrics: Sequence[Fabric]) -> list[Status]:
         async def read() -> list[Status]:
-            return [await client.status(fabric.jobs) for fabric in fabrics]
+            return [await client.status(fabric.controllers) for fabric in fabrics]
 
         try:
             return asyncio.run(read())

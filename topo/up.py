@@ -37,7 +37,7 @@ def up(fabrics: Sequence[Fabric]) -> int:
     lg.propagate = False  # Mininet's logger prints by itself
     fabrics = side_by_side(fabrics, sandbox.rundir())
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
-    os.environ["NETFOLD_CONTROLLER"] = fabrics[0].jobs
+    os.environ["NETFOLD_CONTROLLER"] = fabrics[0].controllers
     os.environ["PATH"] = f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"
     try:
         planes = Planes(fabrics, logs=logs)

@@ -15,18 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from netfold.cli.app import app
 from netfold.cli.common import CANNOT
 from netfold.fabric.file import save
 from netfold.fabric.generate import leafspine
+from netfold.host.opening.planes import PLANES_VARIABLE, parse_planes
 from support import needs
 from switch_support.ports import wait_for
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.topo import run
+from netfold.topo.network.planes import on_plane, planes_of
 from netfold.topo.processes import console
 from netfold.topo.processes.ranks import Namespaces, environment, start, state_of
 
@@ -170,6 +173,15 @@ def test_a_rank_is_told_all_it_needs() -> None:
     assert {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "10.0.1.2", "NETFOLD_JOB": "a",
             "GLOO_SOCKET_IFNAME": "h3-eth0", "NETFOLD_ADDRESS": "10.0.2.1"}.items() <= told.items()
     assert told["MASTER_PORT"] != environment(fabric, fabric.hosts, 0, job="b")["MASTER_PORT"]
+
+
+def test_a_rank_is_told_where_the_standby_serves() -> None:
+    """Ranks that start after the standby has taken over find it, on each plane, whose sockets have its letter."""
+    fabric = replace(leafspine(1, 0, 2, rundir=Path("/run")), standby="unix:/run/standby.sock")
+    both = "unix:/run/controller.sock,unix:/run/standby.sock"
+    assert environment(fabric, fabric.hosts, 0, job="a")["NETFOLD_CONTROLLER"] == fabric.controllers == both
+    told = parse_planes(planes_of([fabric, on_plane(fabric, 1)], "h1")[PLANES_VARIABLE])
+    assert [plane.controller for plane in told.values()] == [both, "unix:/run/bcontroller.sock,unix:/run/bstandby.sock"]
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from netfold.fabric.generate import leafspine
 from netfold.topo.run_report import RunReport, summary
 from netfold.wire.jobs import RankReport
-from netfold.wire.operator import JobStatus, LinkStatus, Status, Traffic
+from netfold.wire.operator import SERVICE, JobStatus, LinkStatus, Status, Traffic
 
 HOSTS = ["h1", "h2", "h3", "h4"]
 
@@ -62,6 +67,25 @@ def test_the_operations_of_each_program_that_joined_are_counted_once() -> None:
     lives = [job(name, epoch, [replace(report(0, {}), operations=count, by_rail=carried)])
              for name, epoch, count in (("run", 1, 40), ("run+1", 1, 70), ("run.2", 2, 70), ("run", 3, 50))]
     assert "90 operations" in summary("run", ["h1"], [status([])], [status(lives)])
+
+
+def test_the_standby_is_asked_once_the_controller_is_dead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that spans a takeover still says what the network has carried."""
+    fabric = replace(leafspine(1, 0, 2, rundir=tmp_path), standby=f"unix:{tmp_path}/standby.sock")
+    answers = iter([status([]), status([job("run", 1, [report(0, {"leaf1": 8})])])])
+    handlers = {"Status": grpc.unary_unary_rpc_method_handler(lambda data, _: msgspec.json.encode(next(answers)))}
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    assert fabric.standby is not None
+    server.add_insecure_port(fabric.standby)
+    server.start()
+    try:
+        told = RunReport("run")
+        told.begins([fabric], ["h1"])
+        told.ended([fabric], ["h1"])
+    finally:
+        server.stop(None)
+    assert "1 rank, 100 operations, 0.0 MB of each rank folded by leaf1" in capsys.readouterr().err
 
 
 def test_ranks_that_fold_nothing_or_never_joined_are_told_so() -> None:

@@ -138,7 +138,7 @@ class RankAt:
     job: str
     number: int
     controllers: frozenset[str]
-    """The addresses of the fabric's controllers, of which its environment names one."""
+    """The addresses of the fabric's controllers and standbys, of which its environment names one or more."""
     proc: Path = Path("/proc")
 
     def __str__(self) -> str:
@@ -167,7 +167,7 @@ class RankAt:
     def is_of(self, environment: dict[str, str]) -> bool:
         """True if a process with this environment is one of the rank's."""
         return (environment.get("NETFOLD_JOB") == self.job and environment.get("RANK") == str(self.number)
-                and environment.get("NETFOLD_CONTROLLER") in self.controllers)
+                and _is_on(environment, self.controllers))
 
 
 def is_rank(target: str) -> bool:
@@ -183,13 +183,13 @@ def rank(networks: Sequence[FaultyFabric], target: str, proc: Path = Path("/proc
     match = RANK.fullmatch(target)
     if match is None:
         return None
-    controllers = frozenset(network.fabric.jobs for network in networks)
+    controllers = frozenset(address for network in networks for address in network.fabric.controllers.split(","))
     number = int(match["number"])
     jobs, seen = set(), set()
     for pid in _pids(proc):
         said = _environment(proc, pid)
         job = said.get("NETFOLD_JOB", "")
-        if said.get("NETFOLD_CONTROLLER") in controllers and job and "RANK" in said:
+        if _is_on(said, controllers) and job and "RANK" in said:
             seen.add(f"{job}/{said['RANK']}")
             if said["RANK"] == str(number) and match["job"] in (None, job):
                 jobs.add(job)
@@ -197,6 +197,11 @@ def rank(networks: Sequence[FaultyFabric], target: str, proc: Path = Path("/proc
         names = ", ".join(sorted(seen)[:SHOWN]) or "no ranks"
         raise FaultRefused(f"{target!r}: expected a rank that runs on this fabric; there are {names}", conflict=True)
     return RankAt(jobs.pop(), number, controllers, proc)
+
+
+def _is_on(environment: dict[str, str], controllers: frozenset[str]) -> bool:
+    """True if a process with this environment is on a fabric with these controllers."""
+    return not controllers.isdisjoint(environment.get("NETFOLD_CONTROLLER", "").split(","))
 
 
 def _pids(proc: Path) -> list[int]:

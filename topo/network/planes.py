@@ -72,6 +72,7 @@ def on_plane(fabric: Fabric, number: int) -> Fabric:
         hosts=tuple(replace(h, address=address(h.address), mac=mac(h.mac)) for h in fabric.hosts),
         links=tuple(replace(link, a=end(link.a), b=end(link.b)) for link in fabric.links),
         jobs=socket(fabric.jobs),
+        standby=fabric.standby and socket(fabric.standby),
     )
 
 
@@ -83,7 +84,7 @@ def side_by_side(fabrics: Sequence[Fabric], folder: Path) -> list[Fabric]:
 
 def planes_of(fabrics: Sequence[Fabric], host: str) -> dict[str, str]:
     """The environment variables that tell a rank on this host about the planes."""
-    words = [f"{NAMES[n]}={fabric.host(host).address}@{fabric.jobs}" for n, fabric in enumerate(fabrics)]
+    words = [f"{NAMES[n]}={fabric.host(host).address}@{fabric.controllers}" for n, fabric in enumerate(fabrics)]
     return {PLANES_VARIABLE: " ".join(words)}
 
 

@@ -56,7 +56,7 @@ def environment(fabric: Fabric, hosts: Sequence[Host], rank: int, *, job: str) -
         "MASTER_PORT": str(MASTER_PORT + zlib.crc32(job.encode()) % 1000),
         "GLOO_SOCKET_IFNAME": f"{host.name}-eth{port}",
         "NETFOLD_ADDRESS": host.address,
-        "NETFOLD_CONTROLLER": fabric.jobs,
+        "NETFOLD_CONTROLLER": fabric.controllers,
         "NETFOLD_JOB": job,
         **SETTINGS,
     }

@@ -36,7 +36,7 @@ def controller_of(fabric: Path | None, controller: str | None) -> AskedControlle
         return AskedController(controller, _token(file))
     if file is not None:
         found = load(file)
-        return AskedController(",".join([found.jobs, *([found.standby] if found.standby else [])]), _token(file))
+        return AskedController(found.controllers, _token(file))
     if address := os.environ.get(CONTROLLER_VARIABLE):
         return AskedController(address, _token(None))
     planes = planes_of(None)

@@ -59,7 +59,8 @@ def test_a_stop_ends_where_what_it_stopped_has_ended(target: str) -> None:
 
         child = start()
         switches = [SimpleNamespace(name="leaf1", child=child)]
-        network: Any = SimpleNamespace(fabric=SimpleNamespace(jobs=controller, switches=switches), switches=switches)
+        fabric = SimpleNamespace(controllers=controller, switches=switches)
+        network: Any = SimpleNamespace(fabric=fabric, switches=switches)
         board = FaultBoard(FaultPlans([network]).plan, lambda: 0.0)
         try:
             number, text = board.inject(faults.Inject("stop", target))
