@@ -466,17 +466,21 @@ class Session:
 
     @contextlib.contextmanager
     def _errors(self, operation: str, updates: Sequence[Update] = ()) -> Iterator[None]:
-        """Turn gRPC's errors into SwitchError, also for a call that `close` cut off: gRPC raises CancelledError for
-        that, which would look as if the waiting task had been cancelled."""
+        """Turn gRPC's errors into SwitchError, also for calls after `close` and one that it cut off: gRPC raises
+        UsageError for the first, and CancelledError for the other, which would look as if the waiting task had been
+        cancelled."""
+        closed = f"{self.name} ({self.address}): {operation}: the session was closed meanwhile"
         try:
             yield
         except grpc.aio.AioRpcError as error:
             raise self._error(operation, error, updates) from error
+        except grpc.aio.UsageError:
+            raise SwitchError(closed) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise SwitchError(f"{self.name} ({self.address}): {operation}: the session was closed meanwhile") from None
+            raise SwitchError(closed) from None
 
     def _error(
         self, operation: str, error: grpc.aio.AioRpcError, updates: Sequence[Update] = ()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -415,6 +416,20 @@ async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     with suppress(ConnectionError):
         writer.close()
         await writer.wait_closed()
+
+
+async def test_calls_of_a_closed_session_are_switch_errors(tmp_path: Path) -> None:
+    """Whatever is asked after the end, as by a write that is tried again, says that the session was closed."""
+    async with session(tmp_path, ScriptedServer()) as s:
+        await s.close()
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: s.write([Update("insert", ENTRY)]), lambda: s.read_state(["In.t"]), s.hear, s.ensure_pipeline,
+            lambda: s.read_counters({"In.seen": None}), lambda: s.read_cell("In.seen", 0),
+            lambda: s.packet_out(1, b"frame"),
+        ]
+        for call in calls:
+            with pytest.raises(SwitchError, match=r"leaf1 .*: (the session was closed meanwhile|the stream is down)"):
+                await call()
 
 
 def test_a_quiet_session_is_not_pinged_to_death() -> None:
