@@ -28,6 +28,7 @@ from netfold.controller.jobs.adoption import Adoption
 from netfold.controller.jobs.background import Background, PlanningThread
 from netfold.controller.jobs.callers import CALLER
 from netfold.controller.jobs.job import Job
+from netfold.controller.jobs.opening import Opening
 from netfold.controller.jobs.planning import Planning
 from netfold.controller.jobs.recovery import Recovery
 from netfold.controller.jobs.reforming import Reforming, evicted
@@ -88,6 +89,7 @@ class Jobs:
         self._placement = TreePlacement(fabric, allocator, installer, liveness, drains, self._thread)
         self._recovery = Recovery(fabric, self._placement, self._thread, liveness, self.registry, self.totals,
                                   self._lose, note)
+        self._opening = Opening(fabric, self._placement, self.registry, self._recovery.background, note)
         self._planning = Planning(fabric, allocator, installer, liveness, drains, self._placement, self._recovery,
                                   self.registry, self.totals, self._background, self._thread, self._end,
                                   self._lose, note)
@@ -243,7 +245,7 @@ class Jobs:
 
     async def opened(self, request: Opened) -> AllOpened:
         """A rank has opened what it folds with, or lacks something; wait for the others.  Raises Refusal."""
-        return await self._recovery.opened(self.registry.find(request), request)
+        return await self._opening.opened(self.registry.find(request), request)
 
     async def leave(self, request: Leave) -> Done:
         """Let a rank leave; with the last one the job ends.  Raises Refusal."""
