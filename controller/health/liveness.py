@@ -130,7 +130,7 @@ class Liveness:
         """Both ends of each link that is down."""
         return {end for number in self.links_down() for end in self._fabric.links[number].ends}
 
-    def beside(self, why: Exception) -> str:
+    def beside(self, why: Exception | str) -> str:
         """Why there are no trees, with the switches that are silent, over which none are planned."""
         silent = [f"{name}: {self._targets[name].silence}" for name in sorted(self._control.silent)]
         return "; ".join([str(why), *silent])

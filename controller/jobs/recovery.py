@@ -8,7 +8,7 @@ The slots' contents are lost: the ranks begin again at what the slowest of them 
 host/native/history.h; docs/protocol.md, "Trees planned anew", has the argument why that is safe.  Where no tree can
 be had (a leaf that restarts), the round waits for one: the ranks' own timeouts bound it.  Ranks that can do so go on
 over TCP in the end: what any of them has begun is folded by one of them, which stands in for the switches, and the job
-folds no more.
+folds no more.  A round that cannot go on, because of a bug, ends without plans: no job stands still for ever.
 
 Jobs also move by choice: back to what has come up again, and away from what is drained.  Then entries are written
 before the ranks halt, so that they are halted only for as long as the messages take.
@@ -55,6 +55,9 @@ CLEANING_DELAY: Final = 0.1
 """Seconds after a round until the former trees' entries on switches are removed: ranks and switches resume first."""
 FALLBACK_SHARE: Final = 0.5
 """Share of the ranks' patience after which they go on over TCP if it is unknown whether they reach each other."""
+
+EXPECTED: Final = (trees.NoTree, Exhausted, SwitchError)
+"""What may keep a job from other trees; anything else is a bug."""
 
 
 class Recovery:
@@ -198,9 +201,12 @@ class Recovery:
         here = job.round
         if here is None or here.plans.done() or not (gone := sorted(job.left | job.lost.keys())):
             return
-        self._fail(here, refusal := Refusal(
-            Code.FAILED_PRECONDITION, f"{job}: {here.why}, and rank {', '.join(map(str, gone))} is not there any more "
-                                      "to repeat its part; join anew"))
+        self._refuse(job, here, f"rank {', '.join(map(str, gone))} is not there any more to repeat its part")
+
+    def _refuse(self, job: Job, here: Round, why: str) -> None:
+        """Fail the round, whose ranks cannot go on."""
+        refusal = Refusal(Code.FAILED_PRECONDITION, f"{job}: {here.why}, and {why}; join anew")
+        self._fail(here, refusal)
         if job.step is not None:
             job.step.abort(refusal)
 
@@ -257,16 +263,17 @@ class Recovery:
             del self._looks_again[job.epoch]
 
     async def _return(self, job: Job, why: str) -> None:
-        """Move a job by choice: all entries are written before its ranks halt; if that fails, they do not halt."""
+        """Move a job by choice: all entries are written before its ranks halt; if that fails, in whatever way, they do
+        not halt."""
         if job.stands_still or job.state != "active" or job.leaving or job.awaited:
             return  # another round has begun since notice() found it, or ranks have gone
         before, here = job.round, next_round(job.round, job.rounds, why)
         job.round = here
         try:
             await self._placement.move(job, here, by_choice=True)
-        except (trees.NoTree, Exhausted, SwitchError) as error:
-            job.stay_reason = f"{why}, and its trees stay where they are: {error}"
-            log.warning("%s: %s", job, job.stay_reason)
+        except Exception as error:
+            job.stay_reason = f"{why}, and its trees stay where they are: {_problem(error)}"
+            log.warning("%s: %s", job, job.stay_reason, exc_info=_if_unexpected(error))
             job.round = before
             here.plans.cancel()
             job.notify()
@@ -277,6 +284,18 @@ class Recovery:
             await self._work(job, here, moved=True)
 
     async def _work(self, job: Job, here: Round, *, moved: bool = False) -> None:
+        """Halt the ranks of a job, and let them go on.  They are refused plans where anything unexpected prevents
+        that."""
+        try:
+            await self._replan(job, here, moved=moved)
+        except Exception as error:
+            if not here.plans.done() and job.state == "active":
+                job.state, job.reason = "broken", f"{here.why}, and {_problem(error)}"
+            self._refuse(job, here, _problem(error))
+            job.notify()
+            raise
+
+    async def _replan(self, job: Job, here: Round, *, moved: bool) -> None:
         log.warning("%s: %s: its ranks halt, round %d", job, here.why, here.number)
         here.halt_sent = True
         job.broadcast(Halt(here.number, here.why))
@@ -288,9 +307,10 @@ class Recovery:
                 try:
                     await self._placement.move(job, here)
                     moved, here.problem = True, ""
-                except (trees.NoTree, Exhausted, SwitchError) as error:
-                    moved, here.problem = False, self._liveness.beside(error)
-                    log.warning("%s: no trees yet: %s", job, here.problem)
+                except Exception as error:  # also a bug ends as if there were no trees
+                    before, moved, here.problem = here.problem, False, self._liveness.beside(_problem(error))
+                    log.warning("%s: no trees yet: %s", job, here.problem,
+                                exc_info=_if_unexpected(error) if here.problem != before else None)
                 if here.plans.done() or job.is_over:  # ranks have gone meanwhile, or the job has ended
                     return
             wait = None
@@ -456,3 +476,13 @@ class Recovery:
 def _staying(job: Job, streams: Sequence[slots.Stream]) -> set[int]:
     """Epochs of the trees that a job's ranks know, and keep with these streams."""
     return {stream.epoch for stream in job.announced} & {stream.epoch for stream in streams}
+
+
+def _problem(error: Exception) -> str:
+    """Why there are no trees, in words."""
+    return str(error) if isinstance(error, EXPECTED) else f"the controller failed: {error!r}"
+
+
+def _if_unexpected(error: Exception) -> Exception | None:
+    """What the log is to show with its traceback."""
+    return None if isinstance(error, EXPECTED) else error
