@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -57,7 +58,10 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A controller keeps the fabric's key in the state's folder: not in the home of whoever runs the tests."""
+    """A controller keeps the fabric's key in the state's folder: not in the home of whoever runs the tests.  What a
+    test starts takes Ctrl-C, also where a shell has pytest ignore it (`&`)."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     state = config.stash[STATE] = tempfile.TemporaryDirectory(prefix="netfold-state-")
     os.environ["XDG_STATE_HOME"] = state.name
 

@@ -124,11 +124,42 @@ def test_a_signal_ends_all_ranks(number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=when_up, daemon=True)
-    with console.stopping():  # ranks start inside, as in `netfold run`: a background shell's ignored SIGINT ends here
+    with console.stopping():
         ranks = Ranks("trap 'exit 5' INT; echo up; while :; do sleep 0.1; done", "exec sleep 600")
         thread.start()
         assert ranks.run() == 128 + number
     assert [process.returncode for process in ranks.processes] == [5, -signal.SIGINT]
+
+
+IN_BACKGROUND = ["sh", "-c", "trap '' INT HUP; exec \"$@\"", "sh"]
+"""The start of a command line whose program is started as by nohup and a shell's `&`."""
+RUN_OF_ONE = """
+import subprocess, sys
+from netfold.topo.processes import console
+from netfold.topo.processes.ranks import Namespaces, start
+ranks = console.Console(sys.stdout.buffer, sys.stderr.buffer)
+with console.stopping():
+    ranks.add("h1", start(["sh", "-c", sys.argv[1]], Namespaces([]), {}, subprocess.PIPE))
+    sys.exit(ranks.run(grace=20))
+"""
+
+
+def test_ctrl_c_is_not_for_a_run_in_the_background(tmp_path: Path) -> None:
+    """A run with SIGINT and SIGHUP ignored goes on when its process group gets them, and so do its ranks."""
+    go_on = tmp_path / "go on"
+    ranks = f"echo up; until [ -e '{go_on}' ]; do sleep 0.05; done; echo done"
+    run = subprocess.Popen([*IN_BACKGROUND, sys.executable, "-c", RUN_OF_ONE, ranks], stdout=subprocess.PIPE,
+                           start_new_session=True)
+    with run:
+        try:
+            assert run.stdout is not None
+            assert run.stdout.readline() == b"[0] up\n"
+            os.killpg(run.pid, signal.SIGINT)
+            os.killpg(run.pid, signal.SIGHUP)
+            go_on.touch()
+            assert (run.stdout.read(), run.wait(60)) == (b"[0] done\n", 0)
+        finally:
+            run.terminate()
 
 
 class StoppedTerminal(io.BytesIO):

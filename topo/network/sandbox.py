@@ -28,7 +28,7 @@ from typing import Final, NoReturn
 
 from cbuild.cache import ANOTHER, Cache
 from netfold.topo.network.rundir import clear_abandoned, locked_folder, socket_folder
-from netfold.topo.processes.lifecycle import shell_status
+from netfold.topo.processes.lifecycle import ending_signals, shell_status
 
 INSIDE: Final = "NETFOLD_SANDBOX"
 """Environment variable with the sandbox's network namespace, by which its processes recognise that they are inside."""
@@ -134,9 +134,10 @@ def launch(work: Callable[[], NoReturn]) -> int:
 
     This process goes to other namespaces, and so must have one thread and nothing else to do.
     """
-    # the terminal sends Ctrl-C to the command as well; init and the launcher must outlive it to clean up
-    if signal.SIGINT in signal.sigpending():
+    heeded = ending_signals()  # what this program was to ignore, the command ignores as well
+    if signal.SIGINT in heeded and signal.SIGINT in signal.sigpending():
         return 128 + signal.SIGINT
+    # the terminal sends Ctrl-C to the command as well; init and the launcher must outlive it to clean up
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     exposed = Cache().unsafe()  # seen from inside, other users are like root
@@ -160,8 +161,8 @@ def launch(work: Callable[[], NoReturn]) -> int:
         launcher = os.getpid()
         child = os.fork()
         if child == 0:
-            _init(work, launcher)
-        return _stand_by(child)
+            _init(work, launcher, heeded)
+        return _stand_by(child, heeded)
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], bool, list[str]]:
@@ -185,21 +186,27 @@ def _unshare() -> None:
         raise SandboxError(error.errno, f"mapping root to user {uid}: {error.strerror}. {_how_to_get_on()}") from error
 
 
-def _stand_by(child: int) -> int:
+def _stand_by(child: int, heeded: Sequence[signal.Signals]) -> int:
     """Wait for init, and forward to it the signals that would end the launcher."""
+    _hand_on(heeded, child)
+    return shell_status(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def _hand_on(heeded: Sequence[signal.Signals], child: int) -> None:
+    """Forward signals to a child, but for SIGINT, which the terminal sends to the command as well."""
 
     def hand_on(number: int, _: FrameType | None) -> None:
         os.kill(child, number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, hand_on)
-    return shell_status(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    for number in heeded:
+        if number != signal.SIGINT:
+            signal.signal(number, hand_on)
 
 
 # ---- process 1 ---------------------------------------------------------------------------------------------------
 
 
-def _init(work: Callable[[], NoReturn], launcher: int) -> NoReturn:
+def _init(work: Callable[[], NoReturn], launcher: int, heeded: Sequence[signal.Signals]) -> NoReturn:
     """Set the namespaces up, start the command, reap orphans, end with the command's status."""
     status = 1
     try:
@@ -211,9 +218,10 @@ def _init(work: Callable[[], NoReturn], launcher: int) -> NoReturn:
         os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
         pid = os.fork()
         if pid == 0:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for number in heeded:
                 signal.signal(number, signal.SIG_DFL)
             work()
+        _hand_on(heeded, pid)
         status = _reap(pid)
     except SandboxError as error:
         print(f"cannot set up namespaces: {error}", file=sys.stderr)
@@ -232,11 +240,6 @@ def _exec(wanted: Sequence[str]) -> NoReturn:
 
 
 def _reap(command_pid: int) -> int:
-    def hand_on(number: int, _: FrameType | None) -> None:
-        os.kill(command_pid, number)
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, hand_on)
     while True:
         pid, status = os.wait()
         if pid == command_pid:

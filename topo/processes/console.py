@@ -18,7 +18,7 @@ from types import FrameType
 from typing import IO, Final
 
 from netfold.topo.processes.forks import Forked
-from netfold.topo.processes.lifecycle import how_ended, shell_status
+from netfold.topo.processes.lifecycle import ending_signals, how_ended, shell_status
 
 LOOK: Final = 1.0
 """Seconds between checks of the fabric's own processes."""
@@ -38,7 +38,7 @@ class Stopped(BaseException):
 
 @contextlib.contextmanager
 def stopping() -> Iterator[None]:
-    """Let SIGINT (Ctrl-C), SIGTERM and SIGHUP raise Stopped while the block runs.
+    """Let SIGINT (Ctrl-C), SIGTERM and SIGHUP raise Stopped while the block runs, unless they are ignored.
 
     Every further signal raises it again, so that pressing Ctrl-C repeatedly goes on to the next step of `STEPS`.
     """
@@ -46,7 +46,7 @@ def stopping() -> Iterator[None]:
     def stop(number: int, _: FrameType | None) -> None:
         raise Stopped(number)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, stop) for number in ending_signals()}
     try:
         yield
     finally:

@@ -43,6 +43,13 @@ class Lifecycle(ABC):
         self.stop()
 
 
+def ending_signals() -> list[signal.Signals]:
+    """The signals that ask this program to end: SIGTERM, and SIGINT and SIGHUP unless it was started with them ignored,
+    as a shell does with `&` and as nohup does."""
+    return [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN]
+
+
 def terminate(process: ChildProcess) -> None:
     """End a process by SIGTERM, or by SIGKILL where it has not ended after STOP_SECONDS."""
     if process.poll() is None:

@@ -13,7 +13,7 @@ from types import FrameType
 from netfold import plain_text
 from netfold.cli.common import CANNOT, FAILED, fail
 from netfold.disk import files
-from netfold.topo.processes.lifecycle import shell_status
+from netfold.topo.processes.lifecycle import ending_signals, shell_status
 from netfold.wire import faults
 
 
@@ -34,7 +34,7 @@ def capture_elsewhere(tapped: faults.TappedElsewhere, options: Sequence[str], ou
         for process in running:
             process.send_signal(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ending_signals():
         signal.signal(number, hand_on)
     for machine in tapped.machines:
         file = out

@@ -97,6 +97,7 @@ def _capture(path: Path, tapped: faults.Tapped, files: list[int], out: Path | No
     from netfold.rpc import local
     from netfold.rpc.rpc import Unreachable
     from netfold.topo.captures.capture import Capture, FileRing
+    from netfold.topo.processes.lifecycle import ending_signals
 
     ring = None if limit is None or out is None else FileRing(out, limit)
     ended: list[str] = []
@@ -124,7 +125,7 @@ def _capture(path: Path, tapped: faults.Tapped, files: list[int], out: Path | No
                           full=(lambda written: False) if ring is None else ring.full, whole=whole, snap=snap)
     except OSError as error:
         fail(FAILED, f"pcap: cannot write {out}: {error.strerror}")
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ending_signals():
         signal.signal(number, stop)
     say(f"captures {len(tapped.links)} link{'s' * (len(tapped.links) > 1)} of {tapped.fabric} "
         + ("" if end is None else f"for {end:g} s ") + f"to {out or 'standard output'}")

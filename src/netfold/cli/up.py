@@ -112,13 +112,14 @@ def _changed(fabric: Fabric, settings: dict[str, Any]) -> Fabric:
 async def _serve(fabric: Fabric, timeout: float, insecure: bool) -> None:
     from netfold.controller import garbage
     from netfold.controller.controller import Controller
+    from netfold.topo.processes.lifecycle import ending_signals
 
     async def start() -> None:
         with garbage.kept_out():
             await controller.start()
 
     stopped = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in {*ending_signals()} - {signal.SIGHUP}:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     controller = Controller(fabric, start_timeout=timeout, insecure=insecure)
     starting = asyncio.create_task(start())
@@ -145,9 +146,10 @@ async def _serve(fabric: Fabric, timeout: float, insecure: bool) -> None:
 
 async def _stand_by(fabric: Fabric, timeout: float, insecure: bool) -> None:
     from netfold.controller.standby import Standby
+    from netfold.topo.processes.lifecycle import ending_signals
 
     stopped = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in {*ending_signals()} - {signal.SIGHUP}:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
 
     def say(line: str) -> None:

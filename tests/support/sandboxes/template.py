@@ -161,6 +161,7 @@ def _run(item: pytest.Item, request: Request, warm: Warm) -> NoReturn:
     """Run the test as pytest does, but tell nobody but who asked."""
     status = 1
     try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # for the programs that the test starts
         warm.serve_here()
         with _time_limit(request.seconds), _explained(item):
             reports = runtestprotocol(item, nextitem=None, log=False)

@@ -162,6 +162,26 @@ def test_ctrl_c_is_the_commands_alone() -> None:
         launcher.stdout.close()
 
 
+@pytest.mark.timeout(150)
+def test_what_the_launcher_was_to_ignore_ends_nothing() -> None:
+    """Started by nohup, or by a shell's `&`, launcher and command outlive the terminal's signals."""
+    ignoring = ["sh", "-c", "trap '' INT HUP; exec \"$@\"", "sh"]
+    launcher = subprocess.Popen(
+        [*ignoring, *sandbox.command(["sh", "-c", "echo up; read line; echo $line"], with_parent=True)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+    )
+    with launcher:
+        try:
+            assert launcher.stdout is not None
+            assert launcher.stdout.readline() == b"up\n"
+            os.killpg(launcher.pid, signal.SIGINT)
+            os.killpg(launcher.pid, signal.SIGHUP)
+            assert launcher.communicate(b"on\n", BOUND) == (b"on\n", None)
+            assert launcher.wait(BOUND) == 0
+        finally:
+            launcher.kill()
+
+
 @pytest.mark.parametrize(("uid", "advice"), [(1000, "run it with sudo"), (0, "as in a container without privileges")])
 def test_a_refusal_says_what_this_user_can_do(uid: int, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root that may make no namespaces is not told to become root."""
