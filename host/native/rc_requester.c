@@ -142,18 +142,17 @@ void nf_requester_probe(const nf_rc *rc, nf_requester *r, int64_t now) {
     lose(rc, r, r->una);
 }
 
-/* After a time-out an answer came, `age` after the last packet it acknowledges was sent: does more go again?  What went
- * by a path that is dead does, however soon the answer came, and also if some of it had arrived. */
+/* After a time-out an answer came, `age` after the first packet that it acknowledges was sent: does more go again?
+ * What went by a path that is dead does, however soon the answer came. */
 static void recover(const nf_rc *rc, nf_requester *r, int64_t age, int64_t now) {
     if (!r->probe_rtt) age = now - r->probed_at; /* of several repetitions the first may be what was answered */
     int64_t usual = r->srtt_doubtful || r->probe_rtt > r->rtt.srtt ? r->probe_rtt : r->rtt.srtt;
-    if (r->left_path) {
-        if (r->una > r->repeated_below) r->repeated_below = r->una;
-    } else if (r->una > r->repeated_below || age < usual / 2) {
+    if (!r->left_path && age < usual / 2) {
         r->recover = r->una; /* what was repeated had arrived: the time-out was spurious */
         r->srtt_doubtful = true;
         return;
     }
+    if (r->una > r->repeated_below) r->repeated_below = r->una; /* what waited behind a hole, now filled */
     r->probe_rtt = age;
     if (r->burst < rc->window) r->burst *= 2;
     uint64_t end = r->una + r->burst < r->recover ? r->una + r->burst : r->recover;
@@ -164,19 +163,23 @@ static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, bool o
     nf_requester *r = &qp->out;
     uint64_t before = r->una;
     const nf_flight *last = flight(rc, r, end - 1);
-    int64_t age = now - last->at;
-    if (own && !last->again && !last->lost) { /* Karn; until then the back-off stands */
-        nf_rtt_measure(&r->rtt, age);
-        nf_rtt_measure(&rc->paths[qp->path].rtt, age);
-        r->srtt_doubtful = false;
-        set_rto(r);
-    }
+    int64_t age = now - last->at, waited = now - flight(rc, r, before)->at;
+    bool once = !last->again && !last->lost, in_order = true;
     for (; r->una < end; r->una++) {
         nf_flight *f = flight(rc, r, r->una);
+        in_order &= !f->again && !f->lost;
         if (f->lost) {
             f->lost = false;
             r->n_lost--;
         }
+    }
+    /* Karn; until then the back-off stands.  What waited behind a hole took as long as the hole's repair, which counts
+     * only where no round trip is known. */
+    if (own && once && (in_order || !r->rtt.srtt || r->srtt_doubtful)) {
+        nf_rtt_measure(&r->rtt, age);
+        nf_rtt_measure(&rc->paths[qp->path].rtt, age);
+        r->srtt_doubtful = false;
+        set_rto(r);
     }
     rc->progress += end - before;
     r->longest_stall = now - r->acknowledged_at > r->longest_stall ? now - r->acknowledged_at : r->longest_stall;
@@ -191,7 +194,7 @@ static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, bool o
     nf_congestion_acknowledged(&r->congestion, &rc->rules, (uint32_t)(end - before));
     nf_congestion_round(&r->congestion, &rc->rules, r->una, r->next);
     if (r->una < r->recover)
-        recover(rc, r, age, now);
+        recover(rc, r, waited, now);
     else
         r->left_path = false;
     while (r->count && at(r, 0)->first + nf_rc_packets(rc, at(r, 0)->length) <= r->una) {

@@ -3,11 +3,12 @@
  * The side that writes: window, timer, and what goes again.
  *
  * A NAK names a lost packet.  Where no NAK comes (the end of a message was lost, or the answers were) the timer (rtt.h)
- * sends the oldest packet again, as a probe; as long as answers then show no more than what was repeated, each sends
- * twice as many.  A spurious time-out, of a timer that was too short, shows in the answers that come next: they tell of
- * packets that were not repeated, or come sooner after a repetition than the one before did, or than round trips take
- * (as in F-RTO, RFC 5682; answers without news prove nothing, packets behind a hole bring them as well).  Then
- * nothing more goes again.  Which paths live is another clock's business (rc_paths.h).
+ * sends the oldest packet again, as a probe; each answer then sends twice as many of those that were in flight.  A
+ * spurious time-out, of a timer that was too short, shows in the answers that come next: they come sooner after a
+ * repetition than the one before did, or than round trips take.  Then nothing more goes again.  That they tell of more
+ * than was repeated proves nothing, other than in F-RTO (RFC 5682): what had arrived behind a hole is acknowledged with
+ * it.  For the same reason packets that were acknowledged with a repeated one do not measure the round trip.  Which
+ * paths live is another clock's business (rc_paths.h).
  */
 #ifndef NF_RC_REQUESTER_H
 #define NF_RC_REQUESTER_H

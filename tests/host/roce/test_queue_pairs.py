@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ from netfold.host.roce.native import ARRIVED, BROKEN, SENT
 from netfold.wire import roce
 from netfold.wire.roce import Opcode
 from support import needs
-from support.models.roce import PORT, Wires, Writer, address, connect, some_bytes
-from support.models.slot_model import MICROSECOND, TerribleNetwork
+from support.models.roce import PORT, Datagram, Wires, Writer, address, connect, some_bytes
+from support.models.slot_model import MICROSECOND, MILLISECOND, TerribleNetwork
 
 
 def pair_of(
@@ -135,6 +136,34 @@ def test_only_what_is_missing_goes_again() -> None:
     writer.check()
     state = wires.endpoints[0].state(0)
     assert (state.retransmitted, state.timeouts, state.naks) == (3, 0, 3)
+
+
+@pytest.mark.parametrize("reps", [False, True])
+def test_the_repair_of_holes_does_not_count_as_round_trips(reps: bool) -> None:
+    """Of 200 packets every tenth is lost twice: the round trip measured stays the network's, as does the timer's time,
+    though most packets wait behind a hole; and no time-out that was needed counts as spurious."""
+    wires = pair_of(window=512, delay=5 * MILLISECOND)
+    if reps:
+        for end in wires.endpoints:
+            end.ports([PORT, PORT + 1])
+            end.use_reps(0, 1)
+    seen: Counter[int] = Counter()
+
+    def lossy(datagram: Datagram) -> Datagram | None:
+        opcode, _, psn, _ = parse(datagram.payload)
+        if opcode == Opcode.ACKNOWLEDGE:
+            return datagram
+        seen[psn] += 1
+        return None if psn % 10 == 5 and seen[psn] <= 2 else datagram
+
+    wires.path = lossy
+    writer = Writer(wires, 0, 1, 0, messages(7, [200 * 1024]))
+    wires.run(writer.done)
+    writer.check()
+    state = wires.endpoints[0].state(0)
+    print(f"{wires.network.now=} {state.srtt=} {state.rto=} {state.timeouts=} {state.retransmitted=}")
+    assert state.srtt < 20 * MILLISECOND
+    assert wires.network.now < 1000 * MILLISECOND
 
 
 def test_payloads_wait_for_a_lost_first_packet() -> None:
