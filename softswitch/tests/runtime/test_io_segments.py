@@ -263,6 +263,56 @@ def test_a_payload_of_zeros_has_another_sum_than_one_of_ones(kind: int) -> None:
             assert join(frames, seed=seed, least=header)[0] == join(frames)[0]
 
 
+def crc32c(data: bytes) -> int:
+    """The checksum of SCTP (RFC 9260, appendix A)."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def ip(v6: bool, protocol: int, payload: bytes, tags: bytes = b"", extension: bytes = b"") -> tuple[bytes, int]:
+    """(a frame, where its payload begins); `extension`, whose first byte names the payload, stands before that."""
+    if v6:
+        first = 0 if extension else protocol
+        header = struct.pack(">IHBB", 0x60000000, len(extension + payload), first, 64) + bytes(range(32)) + extension
+        ether = b"\x86\xdd"
+    else:
+        header = struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(payload), 1, 0, 64, protocol, 0) + bytes(range(8))
+        ether = b"\x08\x00"
+    start = b"\2" * 6 + b"\4" * 6 + tags + ether + header
+    return start + payload, len(start)
+
+
+@pytest.mark.parametrize("length", [12, 28, 29, 1452])
+@pytest.mark.parametrize(("v6", "tags", "extension"), [
+    (False, b"", b""),
+    (False, bytes.fromhex("88a8000581000006"), b""),
+    (True, bytes.fromhex("81000005"), b""),
+    (True, b"", bytes([132, 0, 1, 4, 0, 0, 0, 0])),
+], ids=["IPv4", "two tags", "IPv6", "extension header"])
+def test_sctp_packets_get_the_checksum_of_sctp(length: int, v6: bool, tags: bytes, extension: bytes) -> None:
+    """Of what hosts leave to the hardware SCTP alone has a CRC, over a field of zeros, whatever stands in it."""
+    body = random.Random(length).randbytes(length)
+    frame, start = ip(v6, 132, body, tags, extension)
+
+    (whole,) = cut(frame, Vnet(1, 0, 0, 0, start, 8))
+
+    want = crc32c(body[:8] + bytes(4) + body[12:])
+    assert whole == frame[:start] + body[:8] + struct.pack("<I", want) + body[12:]
+    assert cut(frame[: start + 11], Vnet(1, 0, 0, 0, start, 8)) == []
+
+
+def test_another_protocol_with_its_checksum_at_that_place_gets_the_internet_checksum() -> None:
+    """It is the protocol, not the place alone, that tells which sum an IPv4 packet needs."""
+    frame, start = ip(False, 253, bytes(range(1, 9)) + bytes(2) + bytes(range(10, 40)))
+    (whole,) = cut(frame, Vnet(1, 0, 0, 0, start, 8))
+    assert checksum(whole[start:]) == 0
+    assert whole[: start + 8] + bytes(2) + whole[start + 10 :] == frame
+
+
 CHANGES: dict[str, Callable[[Packet], Packet]] = {
     "ID does not count up": lambda p: replace(p, ident=p.ident + 1),
     "another TTL": lambda p: replace(p, ttl=63),

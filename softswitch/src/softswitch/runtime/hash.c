@@ -5,13 +5,19 @@
 #include "hash.h"
 #include "crc32.h"
 
-#define CRC16_POLY 0xA001u /* 0x8005 reflected */
+#define CRC16_POLY 0xA001u      /* 0x8005 reflected */
+#define CRC32C_POLY 0x82F63B78u /* 0x1EDC6F41 reflected */
 
-static ss_crc_tables crc16_table;
+static ss_crc_tables crc16_table, crc32c_table;
 
-__attribute__((constructor)) static void make_tables(void) { ss_crc_make(crc16_table, CRC16_POLY); }
+__attribute__((constructor)) static void make_tables(void) {
+    ss_crc_make(crc16_table, CRC16_POLY);
+    ss_crc_make(crc32c_table, CRC32C_POLY);
+}
 
 static uint16_t crc16(const uint8_t *p, size_t n) { return (uint16_t)ss_crc_by_table(crc16_table, 0, p, n); }
+
+uint32_t ss_crc32c(const uint8_t *bytes, uint32_t n) { return ~ss_crc_by_table(crc32c_table, ~0u, bytes, n); }
 
 /* The ones' complement sum of 16-bit words, in machine byte order, not folded; in vectors as wide as the machine
  * has. */

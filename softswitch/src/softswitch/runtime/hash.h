@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Random numbers, and custom CRCs.
+ * Random numbers and CRCs.
  */
 #ifndef SS_HASH_H
 #define SS_HASH_H
@@ -8,6 +8,7 @@
 #include "internal.h"
 
 void ss_prng_seed(ss_prng *, uint64_t);
+uint32_t ss_crc32c(const uint8_t *bytes, uint32_t n); /* CRC-32C, SCTP's checksum */
 
 typedef struct ss_custom_crc { /* of a custom CRC: as BMv2 has them */
     uint32_t bits, polynomial, initial, final_xor;

@@ -9,10 +9,11 @@
  */
 #include "segment.h"
 #include <string.h>
+#include "hash.h"
 #include "softswitch.h"
 #include "wide.h"
 
-enum { ETH = 14, VLAN = 4, UDP = 17, TCP = 6 };
+enum { ETH = 14, VLAN = 4, UDP = 17, TCP = 6, SCTP = 132 };
 enum { FIN = 0x01, SYN = 0x02, RST = 0x04, PSH = 0x08, ACK = 0x10, URG = 0x20, ECE = 0x40, CWR = 0x80 };
 
 static uint16_t get16(const uint8_t *p) { return (uint16_t)(p[0] << 8 | p[1]); }
@@ -22,23 +23,30 @@ static void put32(uint8_t *p, uint32_t v) { put16(p, v >> 16), put16(p + 2, v); 
 
 typedef ss_layout layout;
 
+/* Where the header begins whose EtherType is not a VLAN tag's, at most two of which are passed over; 0: the frame is
+ * too short. */
+static uint32_t network_header(const uint8_t *f, uint32_t here) {
+    uint32_t type_at = 12;
+    if (here < ETH) return 0;
+    for (int tags = 0; tags < 2 && (get16(f + type_at) == 0x8100 || get16(f + type_at) == 0x88a8); tags++) {
+        type_at += VLAN;
+        if (here < type_at + 2) return 0;
+    }
+    return type_at + 2;
+}
+
 /* Understands plain UDP and TCP over IPv4 or IPv6, behind up to two VLAN tags; no fragments, no extension headers.
  * In a super-packet the IP length says nothing, so that the frame's length counts.  Of `len` bytes the first `here` lie
  * at f; all headers must. */
 static bool understand(const uint8_t *f, uint32_t here, uint32_t len, bool super, layout *at) {
-    uint32_t type_at = 12;
-    if (here < ETH) return false;
-    for (int tags = 0; tags < 2 && (get16(f + type_at) == 0x8100 || get16(f + type_at) == 0x88a8); tags++) {
-        type_at += VLAN;
-        if (here < type_at + 2) return false;
-    }
-    uint32_t l3 = type_at + 2, ip_len;
+    uint32_t l3 = network_header(f, here), ip_len;
+    if (!l3) return false;
     const uint8_t *ip = f + l3;
-    if (get16(f + type_at) == 0x0800) {
+    if (get16(ip - 2) == 0x0800) {
         if (here < l3 + 20 || ip[0] >> 4 != 4 || (ip[0] & 15) < 5 || (get16(ip + 6) & 0x3fff)) return false;
         *at = (layout){.protocol = ip[9], .v6 = false, .l3 = l3, .l4 = l3 + 4u * (ip[0] & 15)};
         ip_len = get16(ip + 2);
-    } else if (get16(f + type_at) == 0x86dd) {
+    } else if (get16(ip - 2) == 0x86dd) {
         if (here < l3 + 40 || ip[0] >> 4 != 6) return false;
         *at = (layout){.protocol = ip[6], .v6 = true, .l3 = l3, .l4 = l3 + 40};
         ip_len = 40 + get16(ip + 4);
@@ -123,11 +131,25 @@ static void clear_what_changes(uint8_t *f, const layout *at) {
 
 /* ---- cutting ----------------------------------------------------------------------------------------------------- */
 
+/* Whether the checksum is SCTP's, which no description says.  Nothing else over IPv6 has one there, where extension
+ * headers may come first. */
+static bool is_sctp(const uint8_t *f, uint32_t len, const ss_vnet *v) {
+    uint32_t l3 = v->csum_offset == 8 ? network_header(f, len) : 0;
+    if (!l3 || len < l3 + 20) return false;
+    return get16(f + l3 - 2) == 0x0800 ? f[l3 + 9] == SCTP : get16(f + l3 - 2) == 0x86dd;
+}
+
 /* A single packet whose checksum, of whatever protocol, was left to the hardware: the field holds the pseudo header's
- * sum. */
+ * sum, which SCTP does not have. */
 static bool complete(uint8_t *f, uint32_t len, const ss_vnet *v) {
     uint32_t field = (uint32_t)v->csum_start + v->csum_offset;
-    if (v->csum_start > len || field + 2 > len) return false;
+    bool sctp = is_sctp(f, len, v);
+    if (v->csum_start > len || field + (sctp ? 4 : 2) > len) return false;
+    if (sctp) { /* the least significant byte comes first (RFC 9260, appendix A) */
+        put32(f + field, 0);
+        put32(f + field, __builtin_bswap32(ss_crc32c(f + v->csum_start, len - v->csum_start)));
+        return true;
+    }
     /* An odd number of bytes may stand before the field in the sum only in broken packets; csum16 would pad there. */
     uint16_t sum = ss_csum16(f + v->csum_start, len - v->csum_start, NULL, 0);
     put16(f + field, sum == 0 && v->csum_offset == 6 ? 0xffff : sum);
