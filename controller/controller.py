@@ -287,7 +287,7 @@ class Controller:
     async def _connect(self, switch: Switch) -> Client:
         assert self._pipeline is not None
         if self._superseded.is_set():  # the later controller would take a claim for that of its own successor
-            raise Superseded(f"{self._superseded_by}: a later controller, to which this one yields")
+            raise Superseded(self._superseded_by)
         candidacy = self._candidacies[switch.name]
         try:
             session = await Session.open(
@@ -313,11 +313,13 @@ class Controller:
         """Another client has taken a switch.  If it is a later controller of this fabric, it has the jobs, too: this
         one must not take the switch for down and halt anybody."""
         if candidacy.yields_to(error.other):
-            self._on_superseded(str(error))
+            self._on_superseded(f"{error}: a later controller, to which this one yields")
 
     def _on_superseded(self, why: str) -> None:
+        if not self._superseded.is_set():  # each switch says so
+            log.error("%s", why)
+            self._superseded_by = why
         self.jobs.stand_back()
-        self._superseded_by = self._superseded_by or why
         self._superseded.set()
 
     def _credentials(self, switch: Switch) -> grpc.ChannelCredentials | None:

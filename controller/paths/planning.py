@@ -94,6 +94,7 @@ class PathPlanner:
         self._steering = steering
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paths")
         self._turn = asyncio.Lock()
+        self._is_closed = False
         self._followers: dict[int, Followers] = {}
         """By epoch of the job."""
         self._all_ports: dict[str, list[int]] = {}
@@ -101,8 +102,9 @@ class PathPlanner:
         """Epochs of jobs for which it was logged that flows could not be split equally."""
 
     def close(self) -> None:
-        """End the thread, once it has finished what it plans."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """End the thread, once it has finished what it plans; whoever waits for a turn is refused."""
+        self._is_closed = True
+        self._thread.shutdown(wait=False)
 
     @contextmanager
     def stream(self, request: Follow, job: Job) -> Iterator[None]:
@@ -136,6 +138,8 @@ class PathPlanner:
         """
         hosts = tuple(job.hosts)
         async with self._followers[job.epoch].turn, self._turn:
+            if self._is_closed:
+                raise Refusal(Code.UNAVAILABLE, f"{job}, rank {request.rank}: the controller is ending")
             work = asyncio.get_running_loop().run_in_executor(self._thread, self._paths, view, request, hosts, carried)
             return await work
 

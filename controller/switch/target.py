@@ -382,10 +382,9 @@ class Target:
                 if self._clock() - began >= DISPUTE[-1]:
                     disputes = 0
                 log.warning("%s: down: %s", self.name, self.problem)
-            except Superseded as error:
+            except Superseded as error:  # said by the controller, once for all switches
                 self._gave_up = True
                 self._set_problem(str(error))
-                log.error("%s", error)
                 self._on_superseded(str(error))
                 return
             except NotPrimary as error:

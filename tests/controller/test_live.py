@@ -129,9 +129,11 @@ async def test_what_somebody_changed_by_hand_is_shown_and_repaired(switches: Swi
         assert {e for e in held if isinstance(e, Entry)} == set(routes)
 
 
-async def test_a_later_controller_takes_the_switches_over(switches: Switches) -> None:
-    """The first one of the same fabric lets go of every switch, says who has it, and ends; what the second wants is
-    what they hold."""
+async def test_a_later_controller_takes_the_switches_over(
+    switches: Switches, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first one of the same fabric lets go of every switch, says once who has them, and ends; what the second wants
+    is what they hold."""
     first_fabric = switches.fabric
     second_fabric = msgspec.structs.replace(first_fabric, jobs=f"unix:{switches.folder}/second.sock")
     async with (
@@ -143,6 +145,7 @@ async def test_a_later_controller_takes_the_switches_over(switches: Switches) ->
         numbers = "|".join(str(candidacy.number) for candidacy in second._candidacies.values())
         with pytest.raises(Superseded, match=f"election id ({numbers})"):  # of the switch that it names
             await first.run()
+        assert len([said for said in caplog.messages if "to which this one yields" in said]) == 1
         plans = await together(first_fabric, 2)
         assert (plans[0].trees, "no link to h1 is up" in plans[0].reason) == ([], True)
         plans = await together(second_fabric, 2)

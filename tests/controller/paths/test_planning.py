@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from netfold.fabric.routing import paths as planners
 from netfold.rpc.rpc import Refusal
 from netfold.wire.paths import SERVICE, Follow, PathFlow, Paths
 from netfold.wire.plan import Plan, Secret
-from support.control.controller import BOUND, run
+from support.control.controller import BOUND, run, until
 from support.control.jobs import Code, Rig, rig
 
 WORLD = 1023
@@ -172,6 +173,40 @@ async def test_jobs_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         await asyncio.gather(*(plan(greedy[n % 4]) for n in range(40)), plan(modest[0]))
     assert order.index("modest") <= 1
     assert order.count("greedy") == 40
+
+
+async def test_streams_that_wait_for_their_turn_end_with_the_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is being planned is answered, the others are refused as by a controller that has gone, and nothing is logged
+    as an error."""
+    begun, go_on, real = threading.Event(), threading.Event(), planners.plan
+
+    def slow(*args: Any, **more: Any) -> planners.PathPlan:
+        begun.set()
+        assert go_on.wait(BOUND)
+        return real(*args, **more)
+
+    async with rig(tmp_path) as r:
+        plans, others = await r.together(4), await r.together(4, job="other")
+        monkeypatch.setattr(planners, "plan", slow)
+        planner = r.controller.paths._planner
+        first = follow(r, plans[0])
+        reads = [asyncio.ensure_future(first.read())]
+        try:
+            assert await asyncio.to_thread(begun.wait, BOUND)
+            reads += [asyncio.ensure_future(follow(r, plan).read()) for plan in [*plans[1:], *others]]
+            await until(lambda: sum(job.streams.total() for job in planner._followers.values()) == len(reads))
+            r.controller.paths.close()
+        finally:
+            go_on.set()
+        assert msgspec.json.decode(await reads[0], type=Paths).ports
+        assert await first.read() is grpc.aio.EOF  # type: ignore[attr-defined]
+        for read in reads[1:]:
+            with pytest.raises(grpc.aio.AioRpcError, match="the controller is ending") as caught:
+                await read
+            assert caught.value.code() is Code.UNAVAILABLE
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 @pytest.mark.parametrize(("changes", "says"), [
