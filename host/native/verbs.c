@@ -335,8 +335,9 @@ static bool work(nf_verbs *v, int *error) {
  * signal, or an event of the device (then *broken). */
 static bool sleep_until(nf_verbs *v, int64_t until, bool *broken) {
     if (!v->armed) {
-        if (ibv_req_notify_cq(v->device.completions, 0)) {
-            nf_verbs_say(&v->device, errno, "the completion queue gives no events");
+        int error = ibv_req_notify_cq(v->device.completions, 0);
+        if (error) {
+            nf_verbs_say(&v->device, error, "the completion queue gives no events");
             *broken = true;
             return false;
         }

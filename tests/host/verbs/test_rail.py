@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 
 import numpy as np
@@ -137,6 +139,14 @@ def test_an_error_that_nobody_repairs_ends_the_operation_by_name() -> None:
         assert "did not let the ranks begin anew within 2 s" in first
         assert "Work Request Flushed" in first or "an error" in first
         assert "no result from the network for 2 s" in second
+
+
+def test_a_completion_queue_that_gives_no_events_is_named_with_its_error() -> None:
+    """The error is what the call returns; errno has that of some other call."""
+    with verbs_job(2, patience=1, halts=False) as job:
+        job.lib.fake_refuse_events(errno.EIO)
+        with pytest.raises(TransportError, match=f"gives no events: {os.strerror(errno.EIO)}"):
+            job.rails[0].allreduce(request(np.arange(10_000, dtype=np.int32)))
 
 
 def test_a_silent_rank_ends_the_operation_within_the_timeout() -> None:

@@ -62,6 +62,7 @@ static pair *pairs[PAIRS];
 static uint32_t next_pair = 17;
 static stream streams[STREAMS];
 static int n_streams, holding, holding_acknowledgements, active_mtu = IBV_MTU_4096;
+static int events_error;                        /* of ibv_req_notify_cq; 0: it works */
 static uint64_t violations, messages, break_at; /* break_at: 0 where none is to break */
 static uint32_t break_pair;
 static int break_sends;
@@ -202,6 +203,7 @@ void fake_reset(int mtu) {
     pthread_mutex_lock(&lock);
     n_streams = holding = holding_acknowledgements = 0;
     violations = messages = break_at = 0;
+    events_error = 0;
     violation[0] = 0;
     active_mtu = mtu;
     pthread_mutex_unlock(&lock);
@@ -213,6 +215,12 @@ void fake_hold(int folds, int acknowledgements) {
     holding = folds;
     holding_acknowledgements = acknowledgements;
     fold_all();
+    pthread_mutex_unlock(&lock);
+}
+
+void fake_refuse_events(int error) { /* completion queues tell of nothing any more */
+    pthread_mutex_lock(&lock);
+    events_error = error;
     pthread_mutex_unlock(&lock);
 }
 
@@ -260,12 +268,13 @@ static int poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *into) {
     return got;
 }
 
-static int req_notify_cq(struct ibv_cq *cq, int solicited) {
+static int req_notify_cq(struct ibv_cq *cq, int solicited) { /* returns its error, and leaves errno as it is */
     (void)solicited;
     pthread_mutex_lock(&lock);
-    ((queue *)cq)->armed = 1;
+    int error = events_error;
+    ((queue *)cq)->armed = !error;
     pthread_mutex_unlock(&lock);
-    return 0;
+    return error;
 }
 
 static request request_of(uint64_t wr_id, const struct ibv_sge *pieces, int n) {
