@@ -350,7 +350,10 @@ class Engine:
         self._channel.one(request(Op.PACKET_OUT, frame))
 
     def reset(self) -> None:
-        """Restores the state of a new switch: entries, defaults, groups, sessions, externs, statistics."""
+        """Restores the state of a new switch: entries, defaults, groups, sessions, externs, statistics.
+
+        Parameters of custom CRCs stay, as in BMv2.
+        """
         self._channel.one(request(Op.RESET))
 
     def stats(self) -> Stats:

@@ -38,7 +38,7 @@ enum { SS_DO_ACTION = 0, SS_DO_MEMBER = 1, SS_DO_GROUP = 2 }; /* u8 kind of an e
 enum {
     /* -> program description, see info.c */
     OP_INFO = 1,
-    /* -> ; everything as after ss_open */
+    /* -> ; everything as after ss_open, but for the parameters of custom CRCs (OP_CRC_WRITE), which stay as in BMv2 */
     OP_RESET = 2,
     /* -> u64 * (ss_stats fields, in order) */
     OP_STATS = 3,
