@@ -216,11 +216,11 @@ class Forks:
     def _start_server(self) -> None:
         self.close()
         self._socket, self._server = launch(self.modules, self._environment)
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
 
     def close(self) -> None:
         """End the server; the switches run on."""
-        atexit.unregister(self.close)
+        atexit.unregister(self._close_at_exit)
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -231,6 +231,11 @@ class Forks:
                 self._server.kill()
                 self._server.wait()
             self._server = None
+
+    def _close_at_exit(self) -> None:
+        """The same at the end of this program, which one more Ctrl-C does not interrupt."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self.close()
 
 
 def _send(server: socket.socket, what: bytes, request: StartRequest, files: list[int]) -> None:

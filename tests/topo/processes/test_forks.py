@@ -393,3 +393,22 @@ def test_a_host_that_cannot_be_entered_is_an_error(forks: Forks) -> None:
         assert child.wait(SECONDS) == 127
         assert child.stdout.read() == b""
         assert child.stderr.read() == b"netfold: entering a host by /proc/self/ns/none: No such file or directory\n"
+
+
+INTERRUPTED_AT_EXIT = """
+import os, signal
+from netfold.topo.processes.forks import Forks
+class Interrupted(Forks):
+    def close(self):
+        if self.server is not None:
+            os.kill(os.getpid(), signal.SIGINT)
+        super().close()
+Interrupted().start(["true"], 1, 2).wait()
+"""
+
+
+def test_ctrl_c_while_a_fork_server_ends_with_its_launcher_prints_nothing() -> None:
+    """The launcher has nothing else to do by then, and goes on waiting for the server."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_AT_EXIT], capture_output=True, text=True, timeout=60,
+                          check=False)
+    assert (done.returncode, done.stderr) == (0, "")
