@@ -175,7 +175,8 @@ class Answers:
         name = "index.html" if path == "/" else path.removeprefix("/")
         if name in static_files():
             return WebAnswer(HTTPStatus.OK, TYPES[Path(name).suffix], (STATIC / name).read_bytes())
-        known = "there are /, /live.json, /history.json, /fabric.json, /slots.json, /metrics and /status\n"
+        known = ("there are /, /live.json, /history.json, /fabric.json, /slots.json, /faults.json, /metrics and "
+                 "/status\n")
         return WebAnswer(HTTPStatus.NOT_FOUND, "text/plain", known.encode())
 
 

@@ -67,7 +67,7 @@ REFUSALS: Final = {
     Code.FAILED_PRECONDITION: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 """HTTP's status for each gRPC code; others are 400."""
-OPERATORS: Final = frozenset({"/slots.json", "/fault", "/packet"})
+OPERATORS: Final = frozenset({"/slots.json", "/faults.json", "/fault", "/packet"})
 """Paths for operators alone, as the gRPC method Slots and the launcher's fault service are; the others are for
 viewers."""
 

@@ -47,8 +47,17 @@ class Service:
 def post(url: str, body: bytes, **headers: str) -> tuple[int, str]:
     """Status and body of a POST."""
     words = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    return _ask(urllib.request.Request(url, body, words))
+
+
+def get(url: str, headers: dict[str, str]) -> tuple[int, str]:
+    """Status and body of a GET."""
+    return _ask(urllib.request.Request(url, headers=headers))
+
+
+def _ask(request: urllib.request.Request) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, body, words), timeout=BOUND) as answer:
+        with urllib.request.urlopen(request, timeout=BOUND) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -90,25 +99,40 @@ async def test_only_an_operators_own_page_injects(
     assert (service.requests, "killed, for 5 s" in text) == (asked, status == 200)
 
 
+@pytest.mark.parametrize(("said", "tokens", "status"), [
+    ("", False, 403), ("kex", False, 403), ("key", False, 200),
+    ("", True, 401), ("key", True, 401), ("viewers", True, 403), ("jobs", True, 403), ("operators", True, 200),
+])
+async def test_the_faults_there_are_listed_for_operators_alone(
+    tmp_path: Path, said: str, tokens: bool, status: int
+) -> None:
+    """Nobody else's request reaches the launcher: without tokens by the key, with tokens by the operator's."""
+    service = Service(wire.ActiveFaults("lab", [], compiled_in=True))
+    fabric = msgspec.structs.replace(leafspine(1, 0, 1, rundir=tmp_path), **scopes(tmp_path) if tokens else {})
+    callers = Callers(fabric)
+    callers.load()
+    server = serve.Web(Sources(fabric, nobody, faults=FaultForwarder(Path("/nowhere"), call=service, key="key")),
+                       callers)
+    url = server.start("127.0.0.1:0")
+    try:
+        code, text = await asyncio.to_thread(get, f"{url}/faults.json", {"Authorization": f"Bearer {said}"})
+    finally:
+        await server.stop()
+    assert (code, "compiled_in" in text, len(service.requests)) == (status, status == 200, int(status == 200))
+
+
 @pytest.mark.parametrize(("known", "said", "status"), [
     ("key", "key", 200), ("key", "kex", 403), ("key", "", 403), ("", "", 403), ("", "anything", 403)])
 async def test_without_tokens_only_the_keys_holder_injects(tmp_path: Path, known: str, said: str, status: int) -> None:
     """Who reaches the page by another way may look, and is not offered what he may not do; without a key nobody may."""
     service = Service(wire.Injected(1, "spine1 is killed, for 5 s"))
-
-    def get(url: str, headers: dict[str, str]) -> bytes:
-        asked = urllib.request.Request(f"{url}/fabric.json", headers=headers)
-        with urllib.request.urlopen(asked, timeout=BOUND) as answer:
-            body: bytes = answer.read()
-            return body
-
     fabric = leafspine(1, 0, 1, rundir=tmp_path)
     forwarder = FaultForwarder(Path("/nowhere"), call=service, key=known)
     server = serve.Web(Sources(fabric, nobody, faults=forwarder), Callers(fabric))
     url = server.start("127.0.0.1:0")
     headers = {"Authorization": f"Bearer {said}"} if said else {}
     try:
-        offered = json.loads(await asyncio.to_thread(get, url, headers))["faults"]
+        offered = json.loads((await asyncio.to_thread(get, f"{url}/fabric.json", headers))[1])["faults"]
         code, text = await asyncio.to_thread(post, f"{url}/fault", json.dumps(KILL).encode(), **headers)
     finally:
         await server.stop()
