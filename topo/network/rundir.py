@@ -44,7 +44,7 @@ def locked_folder(*places: Path) -> Iterator[Path]:
         (folder / f"{LOCK}.new").rename(folder / LOCK)
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         if lock >= 0:
             os.close(lock)
 
@@ -130,6 +130,25 @@ def _is_ours(folder: Path) -> bool:
             and folders.refusal(folder, ours=True) is None)
 
 
+def _remove(folder: Path) -> bool:
+    """Remove a folder, and return whether it is gone.  Its lock file goes last: where something else stays, the next
+    `clear_abandoned` tries again."""
+    try:
+        for entry in list(os.scandir(folder)):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.name != LOCK:
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)
+        if set(os.listdir(folder)) <= {LOCK}:
+            (folder / LOCK).unlink(missing_ok=True)
+            folder.rmdir()
+    except OSError:
+        with contextlib.suppress(OSError):  # a process that is about to die has made another file meanwhile
+            (folder / LOCK).touch(0o600)
+    return not folder.exists()
+
+
 def _clear(folder: Path) -> bool:
     try:
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
@@ -140,7 +159,6 @@ def _clear(folder: Path) -> bool:
     except BlockingIOError:
         return False
     else:
-        shutil.rmtree(folder, ignore_errors=True)
-        return not folder.exists()
+        return _remove(folder)
     finally:
         os.close(lock)

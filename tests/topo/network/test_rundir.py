@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -60,6 +61,44 @@ def test_what_a_killed_holder_leaves_is_removed(tmp_path: Path) -> None:
     with locked_folder(tmp_path) as used:
         assert clear_abandoned(tmp_path) == [dead]
         assert list(tmp_path.iterdir()) == [used]
+
+
+def test_what_could_not_be_removed_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that stays once keeps the lock file, by which the folder is known as a launcher's."""
+    unlink, failed = os.unlink, []
+
+    def busy_once(path: str, **at: int) -> None:
+        if Path(path).name == "hosts.names" and not failed:
+            failed.append(path)
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+        unlink(path, **at)
+
+    monkeypatch.setattr(os, "unlink", busy_once)
+    with locked_folder(tmp_path) as folder:
+        for name in ("hosts.names", "other"):
+            (folder / name).touch()
+        (folder / "logs").mkdir()
+    assert sorted(path.name for path in folder.iterdir()) == [LOCK, "hosts.names"]
+    assert clear_abandoned(tmp_path) == [folder]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_made_while_the_folder_is_removed_goes_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is about to die may make one after the lock file is gone."""
+    rmdir = Path.rmdir
+
+    def late(folder: Path) -> None:
+        (folder / "late").touch()
+        rmdir(folder)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rmdir", late)
+        with locked_folder(tmp_path) as folder:
+            pass
+    assert sorted(path.name for path in folder.iterdir()) == [LOCK, "late"]
+    assert clear_abandoned(tmp_path) == [folder]
 
 
 def test_what_may_be_somebody_elses_stays(tmp_path: Path) -> None:

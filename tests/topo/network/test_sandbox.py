@@ -81,6 +81,20 @@ def test_the_run_folder_goes_with_it() -> None:
     assert not Path(folder.strip()).exists()
 
 
+def test_the_run_folder_goes_also_after_several_fabrics() -> None:
+    """Each tells the sandbox's programs the names of its hosts, by one file that stands in the place of /etc/hosts."""
+    code = (
+        "from netfold.fabric.generate import leafspine; from netfold.topo.network import host_names, sandbox\n"
+        "for hosts in (2, 3):\n"
+        "    host_names.tell([leafspine(1, 0, hosts)])\n"
+        "print(sandbox.rundir(), *(line.split()[1] for line in open('/etc/hosts') if line.startswith('10.0.')))"
+    )
+    done = sandbox.run(python(code), timeout=BOUND)
+    folder, *names = done.stdout.split()
+    assert (names, done.stderr) == (["h1", "h2", "h3"], "")
+    assert not Path(folder).exists()
+
+
 # Every process inside holds the pipe's writing end: end of file means that all have ended.
 CROWD = "import os, time; [os.fork() for _ in range(3)]; os.write(1, b'.'); time.sleep(600)"
 MEMBERS = 8
