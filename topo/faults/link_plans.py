@@ -27,7 +27,7 @@ class LinkFaultPlans(ABC):
 
     def __init__(self, fabrics: Sequence[FaultyFabric]) -> None:
         self._fabrics = list(fabrics)
-        self._shares: dict[tuple[int, int], dict[str, tuple[float, int | None]]] = defaultdict(dict)
+        self._shares: dict[tuple[int, int], dict[str, tuple[float, int]]] = defaultdict(dict)
         """Shares and seeds by fabric and link number, and by kind."""
 
     def plan(self, request: Inject) -> FaultPlan:
@@ -90,12 +90,13 @@ class LinkFaultPlans(ABC):
                 raise FaultRefused(f"corrupt {request.target}: expected the link of a host, where packets are changed "
                                    "on their way to the first switch, which checks them; links between switches know "
                                    "loss, duplicate and reorder")
+        seeds: dict[tuple[int, int], int] = {}
         for at in links:
-            seeds = {seed for _, seed in self._shares[at.key].values()}
-            if seeds and request.seed is not None and seeds != {request.seed}:
+            there = next((seed for _, seed in self._shares[at.key].values()), None)
+            if there is not None and request.seed not in (None, there):
                 raise FaultRefused(f"{kind} {at.name} with seed {request.seed}: another fault there draws with seed "
-                                   f"{', '.join(map(str, seeds))}, and a link has one draw: give the same, or none",
-                                   conflict=True)
+                                   f"{there}, and a link has one draw: give the same, or none", conflict=True)
+            seeds[at.key] = next(seed for seed in (request.seed, there, at.network.fabric.seed) if seed is not None)
             link = at.link
             total = sum(getattr(link, name) for name in FAULTS) + sum(s for s, _ in self._shares[at.key].values())
             if total + share > 1:
@@ -104,7 +105,7 @@ class LinkFaultPlans(ABC):
 
         def begin() -> None:
             for at in links:
-                self._shares[at.key][kind] = (share, request.seed)
+                self._shares[at.key][kind] = (share, seeds[at.key])
             try:
                 self.write_shares()
             except FaultRefused:
@@ -118,10 +119,10 @@ class LinkFaultPlans(ABC):
             self.write_shares()
 
         done = {"loss": "lost", "duplicate": "doubled", "reorder": "held back", "corrupt": "changed"}[kind]
-        seed = "" if request.seed is None else f", seed {request.seed}"
+        drawn = ", ".join(map(str, sorted(set(seeds.values()))))
         where = "from hosts" if kind == "corrupt" else "each way"
-        return FaultPlan(f"{share:.3g} of the packets on {names_of(links)} are {done}, {where}{seed}", begin, end,
-                         frozenset(f"the {kind} of link {at.name}" for at in links))
+        text = f"{share:.3g} of the packets on {names_of(links)} are {done}, {where}, seed {drawn}"
+        return FaultPlan(text, begin, end, frozenset(f"the {kind} of link {at.name}" for at in links))
 
     def write_shares(self) -> None:
         """Tell the controllers all shares, of which they know the last that they were told.  Raises FaultRefused."""
@@ -129,7 +130,7 @@ class LinkFaultPlans(ABC):
             wanted = []
             for (plane, link), kinds in self._shares.items():
                 if plane == number and kinds:
-                    seed = next((seed for _, seed in kinds.values() if seed is not None), None)
+                    seed = next(seed for _, seed in kinds.values())
                     wanted.append(LinkFaults(network.fabric.links[link].a, seed=seed,
                                              **{kind: share for kind, (share, _) in kinds.items()}))
             set_faults(network, wanted)

@@ -70,13 +70,13 @@ class FaultPlans(LinkFaultPlans):
         """The plan of a fault of a switch, the controller or a rank.  Raises FaultRefused."""
         if request.target == CONTROLLER or request.target.endswith(f"/{CONTROLLER}"):
             return self._controller(request)
+        if request.kind == "restart" and fault_targets.is_rank(request.target):
+            raise fault_targets.no_restart(request.target)
         if (rank := fault_targets.rank(self.networks, request.target)) is not None:
             return self._rank(request, rank)
         network = fault_targets.of_switch(self.networks, request.target)
         if network is None:
-            raise FaultRefused(f"{request.kind} {request.target!r}: expected a switch "
-                               f"({fault_targets.switches(self.networks)}), controller, or a rank (rank3, JOB/3); "
-                               f"{fault_targets.what(self.networks, request.target)}")
+            raise fault_targets.no_process(request.kind, self.networks, request.target)
         return self._switch(request, network)
 
     def _switch(self, request: Inject, network: Network) -> FaultPlan:
@@ -144,9 +144,6 @@ class FaultPlans(LinkFaultPlans):
                          partial(child.send_signal, signal.SIGCONT), holds, at_end=True)
 
     def _rank(self, request: Inject, rank: fault_targets.RankAt) -> FaultPlan:
-        if request.kind == "restart":
-            raise FaultRefused(f"restart {request.target}: expected kill or stop: a rank's launcher starts it, and its "
-                               "job goes on without it where it can (`netfold run` ends)")
         signals: dict[str, Callable[[], None]] = {
             "kill": partial(rank.signal, signal.SIGKILL), "stop": partial(rank.signal, signal.SIGSTOP)}
         holds = frozenset([f"the processes of {rank}"])

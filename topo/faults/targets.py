@@ -122,13 +122,21 @@ def of_switch(networks: Sequence[Running], name: str) -> Running | None:
                  if name in {switch.name for switch in network.fabric.switches}), None)
 
 
-def what(networks: Sequence[FaultyFabric], target: str) -> str:
-    """The kind of a target that a fault of processes cannot have, for messages."""
+def no_process(kind: str, networks: Sequence[FaultyFabric], target: str) -> FaultRefused:
+    """The error for a fault of processes whose target is none."""
     try:
         links(networks, target)
+        what = "this is a link, which can be cut or silenced"
     except FaultRefused:
-        return "there is nothing of this name"
-    return "this is a link, which can be cut or silenced"
+        what = "there is nothing of this name"
+    expected = " or controller" if kind == "restart" else ", controller, or a rank (rank3, JOB/3)"
+    return FaultRefused(f"{kind} {target!r}: expected a switch ({switches(networks)}){expected}; {what}")
+
+
+def no_restart(target: str) -> FaultRefused:
+    """The error for a rank that is to be started again."""
+    return FaultRefused(f"restart {target}: expected kill or stop: a rank's launcher starts it, and its job goes on "
+                        "without it where it can (`netfold run` ends)")
 
 
 @dataclass(frozen=True)
@@ -195,7 +203,8 @@ def rank(networks: Sequence[FaultyFabric], target: str, proc: Path = Path("/proc
                 jobs.add(job)
     if len(jobs) != 1:
         names = ", ".join(sorted(seen)[:SHOWN]) or "no ranks"
-        raise FaultRefused(f"{target!r}: expected a rank that runs on this fabric; there are {names}", conflict=True)
+        raise FaultRefused(f"{target!r}: expected a rank that runs on this fabric; there are {names}",
+                           conflict=bool(jobs))
     return RankAt(jobs.pop(), number, controllers, proc)
 
 

@@ -85,9 +85,7 @@ class FleetFaultPlans(LinkFaultPlans):
                              frozenset([f"the process of {target}"]), at_end=request.kind == "stop")
         if fault_targets.is_rank(target):
             return self._rank(request)
-        raise FaultRefused(f"{request.kind} {target!r}: expected a switch "
-                           f"({fault_targets.switches([self._fleet])}), controller, or a rank (rank3, JOB/3); "
-                           f"{fault_targets.what([self._fleet], target)}")
+        raise fault_targets.no_process(request.kind, [self._fleet], target)
 
     def _controller(self, request: Inject) -> FaultPlan:
         fleet = self._fleet
@@ -114,24 +112,23 @@ class FleetFaultPlans(LinkFaultPlans):
     def _rank(self, request: Inject) -> FaultPlan:
         """Ranks are found by the machine that they run on, of which each is asked in turn."""
         if request.kind == "restart":
-            raise FaultRefused(f"restart {request.target}: expected kill or stop: a rank's launcher starts it, and its "
-                               "job goes on without it where it can (`netfold run` ends)")
+            raise fault_targets.no_restart(request.target)
         if "/" not in request.target and len(jobs := self._jobs()) > 1:
             raise FaultRefused(f"{request.kind} {request.target}: {len(jobs)} jobs run ({', '.join(sorted(jobs))}): "
                                "name one, as JOB/3", conflict=True)
         place: list[str] = []
 
         def begin() -> None:
-            why = []
+            why: list[FaultRefused] = []
             for machine in self._fleet.machines():
                 try:
                     self._change(machine, request.kind, request.target, on=True)
                 except FaultRefused as error:
-                    why.append(f"machine {machine}: {error}")
+                    why.append(FaultRefused(f"machine {machine}: {error}", conflict=error.conflict))
                 else:
                     place[:] = [machine]
                     return
-            raise FaultRefused("; ".join(why), conflict=True)
+            raise FaultRefused("; ".join(map(str, why)), conflict=any(error.conflict for error in why))
 
         def end() -> None:
             for machine in place:
