@@ -224,6 +224,7 @@ def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
     fabric_file.save(msgspec.structs.replace(switches.fabric, operator_token_file="a-secret.token"), file)
     fabric = msgspec.structs.replace(switches.fabric, operator_token_file=str(switches.folder / "a-secret.token"))
     assert fabric_file.load(file) == fabric
+    switches.wait()
     dry = netfold("up", str(file), "--dry-run")
     assert (dry.returncode, dry.stdout.count("modify the program")) == (1, 4), dry.stderr
     assert "leaf1: insert" in dry.stdout

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from netfold.topo.faults.injector import children
 from netfold.topo.network import switches as topo_switches
 from netfold.topo.processes.forks import ChildProcess, Forked, Forks
 from support.sandboxes.topo import ENGINES
+from switch_support.ports import wait_for
 
 BOUND = 120.0
 """Seconds for a test: a switch that compiles from source, cold, on a busy machine."""
@@ -60,6 +62,12 @@ def command(engine: Engine, switch: Switch) -> list[str]:
             "--grpc-server-addr", switch.grpc, "--cpu-port", "510"]
 
 
+def accepts(path: str) -> bool:
+    """True if somebody takes connections at a unix socket."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        return asking.connect_ex(path) == 0
+
+
 class Switches:
     """The processes of a fabric's switches."""
 
@@ -72,6 +80,10 @@ class Switches:
         """Start the process of a switch."""
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = forked(command(self.fabric.engine, self.fabric.switch(name)), log, log)
+
+    def wait(self) -> None:
+        """Wait until all switches take connections, for what asks them once alone."""
+        wait_for(lambda: all(accepts(switch.grpc.removeprefix("unix:")) for switch in self.fabric.switches))
 
     def kill(self, name: str) -> None:
         """End the process of a switch by SIGKILL."""
