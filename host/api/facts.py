@@ -81,12 +81,13 @@ class GroupFacts:
         depends on the job's name, the operation's number and the rank.  Call it while no operation is under way."""
         return int(library().nf_key(self._coding.seed, self._ranks.finished(), self.rank))
 
-    def path(self, op: str = "sum", dtype: str = "float32") -> str:
+    def path(self, op: ReduceOp = "sum", dtype: str = "float32") -> str:
         """Name of the rail that carries such an allreduce if the call names no algorithm: ``rail``, or "tcp" or "roce".
 
-        With rail="auto", small tensors may go between the hosts all the same (``explain``).
+        With rail="auto", small tensors may go between the hosts all the same (``explain``).  Raises ValueError and
+        TypeError for what no allreduce takes.
         """
+        reduction = Reduction(op, dtype)
         if self.reproducible and "float" in dtype:
-            integers = exact.carried(op, dtype)
-            return self._ranks.dispatch.path(integers.op, integers.element)
-        return self._ranks.dispatch.path(op, dtype)
+            reduction = exact.carried(op, dtype)
+        return self._ranks.dispatch.path(reduction.op, reduction.element)

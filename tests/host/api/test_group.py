@@ -47,6 +47,25 @@ def rows(rank: int, count: int) -> np.ndarray[Any, Any]:
     return np.stack([np.full(count, rank), np.arange(count)], axis=1)
 
 
+@pytest.mark.parametrize("reproducible", ["0", "1"])
+@pytest.mark.parametrize(("asked", "error", "says"), [
+    (("foo",), ValueError, r"op='foo': expected one of sum, average"),
+    ((200000,), ValueError, r"op=200000: expected one of sum, average"),
+    (("sum", "foo"), TypeError, r"elements of 'foo': expected one of float32"),
+    (("sum", np.float32), TypeError, r"elements of .*float32.*: expected one of float32"),
+    (("average", "int32"), TypeError, r"an average of integers is no integer"),
+])
+def test_a_path_is_told_for_what_an_allreduce_takes_alone(
+    monkeypatch: pytest.MonkeyPatch, reproducible: str, asked: tuple[Any, ...], error: type[Exception], says: str
+) -> None:
+    """Other operations and dtypes are refused by name, as the call would: they have no path."""
+    monkeypatch.setenv("NETFOLD_REPRODUCIBLE", reproducible)
+    with loopback_job(2) as comms:
+        with pytest.raises(error, match=says):
+            comms[0].path(*asked)
+        assert comms[0].path("max", "int32") == "innet"
+
+
 # ---- arrays ---------------------------------------------------------------------------------------------------------
 @settings(max_examples=30, deadline=None)
 @given(
