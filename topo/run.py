@@ -25,7 +25,7 @@ from netfold.fabric.generate import PLANE_NAMES as NAMES
 from netfold.fabric.graph import Fabric, Host
 from netfold.host.opening.open_mesh import PATHS_VARIABLE, PathChoice
 from netfold.host.opening.planes import RAILS_VARIABLE, Plane, parse_rails
-from netfold.topo.network import host_processes, listeners, sandbox
+from netfold.topo.network import host_processes, listeners, rundir, sandbox
 from netfold.topo.network.host_processes import HostProcess
 from netfold.topo.network.mininet_path import MininetMissing
 from netfold.topo.processes.console import Console, Stopped, stopping
@@ -136,6 +136,10 @@ def run_on(fabrics: Sequence[Fabric], request: RunRequest, places: Sequence[Plac
     """
     hosts = hosts_of_ranks(fabrics[0], request.ranks)
     for fabric in fabrics:
+        folder = Path(fabric.jobs.removeprefix("unix:")).parent
+        if places is None and folder in rundir.in_use() and not (sandbox.inside() and folder == sandbox.rundir()):
+            raise CannotRun(f"{fabric.name} runs in namespaces of its own: type `sh netfold run ...` at its prompt "
+                            "(`netfold up --topo`), with `&` for several at once")
         if {host.name for host in fabric.hosts} != {host.name for host in fabrics[0].hosts}:
             raise CannotRun(f"{fabrics[0].name} and {fabric.name} have other hosts: expected planes of the same ones")
         if fabric.jobs.startswith(("127.", "localhost:")):

@@ -29,6 +29,7 @@ from switch_support.ports import wait_for
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.topo import run
+from netfold.topo.network import rundir
 from netfold.topo.network.planes import on_plane, planes_of
 from netfold.topo.processes import console
 from netfold.topo.processes.ranks import Namespaces, environment, start, state_of
@@ -236,6 +237,19 @@ def test_a_job_service_that_hosts_cannot_reach_is_refused(tmp_path: Path) -> Non
     save(leafspine(1, 0, 2), tmp_path / "lab.toml")
     result = CliRunner().invoke(app, ["run", "--fabric", str(tmp_path / "lab.toml"), "--", "true"])
     assert (result.exit_code, "give it a unix socket" in result.output) == (CANNOT, True), result.output
+
+
+def test_a_fabric_in_a_sandbox_is_told_from_one_that_is_not_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its hosts are entered from its prompt alone, where several runs go on at once by `&`."""
+    with rundir.locked_folder(tmp_path) as folder:
+        save(leafspine(1, 0, 2, rundir=folder), tmp_path / "lab.toml")
+        monkeypatch.setattr(rundir, "PLACES", (tmp_path,))
+        result = CliRunner().invoke(app, ["run", "--fabric", str(tmp_path / "lab.toml"), "--", "true"])
+        assert (result.exit_code, " ".join(result.output.split())) == (CANNOT, (
+            "netfold: leafspine-1-0-2 runs in namespaces of its own: type `sh netfold run ...` at its prompt "
+            "(`netfold up --topo`), with `&` for several at once"))
+    result = CliRunner().invoke(app, ["run", "--fabric", str(tmp_path / "lab.toml"), "--", "true"])
+    assert (result.exit_code, "no Mininet host here is called" in result.output) == (CANNOT, True), result.output
 
 
 PROGRAM = """
