@@ -352,8 +352,11 @@ class PathService:
 
     async def set_pin(self, request: SetPin) -> Table:
         """Set or remove a pin: of all paths that the switch does not tell apart, as those of a plane.  Raises Refusal
-        for an unknown leaf, source port or uplink."""
+        for an unknown leaf, source port or uplink, and for a leaf's pin to itself."""
         self._known_leaf(request.leaf)
+        if request.switch == request.leaf:
+            raise Refusal(Code.INVALID_ARGUMENT, f"leaf: expected another one than {request.leaf}, which sends nothing "
+                                                 "to its own hosts by its uplinks")
         given = self._steering.inputs(self._steering.everything)
         whole = await asyncio.to_thread(self._steering.plan, given)
         ways, (path, kind) = whole.get(request.switch, Forwarding()), path_of(request.source_port)

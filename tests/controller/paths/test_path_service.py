@@ -398,6 +398,7 @@ async def test_what_cannot_be_is_refused(tmp_path: Path, method: str, request_: 
     ("SetPin", path_service.SetPin("leaf1", "leaf2", 65_537, 4), "pins no source port 65537"),
     ("SetPin", path_service.SetPin("leaf1", "leaf2", SPINE1 - 65_536, 4), "pins no source port -4095"),
     ("SetPin", path_service.SetPin("leaf1", "leaf2", SPINE1, 1), r"one of \[3, 4\]"),
+    ("SetPin", path_service.SetPin("leaf1", "leaf1", SPINE1, 4), "expected another one than leaf1"),
 ])
 async def test_operators_hear_what_is_wrong(tmp_path: Path, method: str, request_: msgspec.Struct, words: str) -> None:
     """Requests with names that the fabric does not have are refused with those names."""
