@@ -5,7 +5,7 @@ with the profiler's traces beside them, and Chakra's."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,13 +19,18 @@ from netfold.wire.training_trace import FORMAT, RankTrace, TracedStep
 MOST_BYTES: Final = 256 << 20
 """Bytes of one file at most."""
 MOST_FILES: Final = 4096
+SHOWN: Final = 4
+"""Most files that a message lists."""
 
 
-def read(paths: Sequence[Path], ranks: int | None = None) -> list[RankTrace]:
+def read(
+    paths: Sequence[Path], ranks: int | None = None, say: Callable[[str], None] = lambda what: None
+) -> list[RankTrace]:
     """The recordings in files, or in all .json and .et files of folders; PATH stands for PATH.rankN.json as well, as
     `netfold.torch.record` was given it.
 
     ranks  how many there are, where one trace of Chakra stands for all
+    say    told of timelines (host/tracing/timeline.py), which may be in the same folder, and are left out
     Chakra's files are those of rank 0, 1 ... in the order of their names' numbers.  A profile belongs to the execution
     trace of the same process; those of several processes with one number, as in containers, are paired in the order of
     their names, which has to be that of their ranks.
@@ -38,6 +43,7 @@ def read(paths: Sequence[Path], ranks: int | None = None) -> list[RankTrace]:
     graphs: list[list[chakra.ChakraNode]] = []
     traces: dict[object, list[tuple[Path, pytorch.Tree]]] = {}
     profiles: dict[object, list[tuple[Path, pytorch.Tree]]] = {}
+    timelines: list[Path] = []
     for file in sorted(found, key=_numbers):
         data = files.read(file, MOST_BYTES)
         tree = _tree(data)
@@ -45,10 +51,19 @@ def read(paths: Sequence[Path], ranks: int | None = None) -> list[RankTrace]:
             recorded.append(_decoded(file, data))
         elif isinstance(tree.get("nodes"), list):
             traces.setdefault(tree.get("pid"), []).append((file, tree))
+        elif _is_timeline(tree):
+            timelines.append(file)
         elif isinstance(tree.get("traceEvents"), list):
             profiles.setdefault(_process(tree), []).append((file, tree))
         else:
             graphs.append(_graph(file, data))
+    if timelines:
+        names = ", ".join(map(str, timelines[:SHOWN])) + f" and {len(timelines) - SHOWN} more" * (
+            len(timelines) > SHOWN)
+        if len(timelines) == len(found):
+            raise TraceError(f"{names}: timelines (NETFOLD_TIMELINE), which do not say what a program waits for: "
+                             "expected recordings of netfold.torch.record, or execution traces")
+        say(f"left out {names}: timelines (NETFOLD_TIMELINE)")
     for process in traces | profiles:
         recorded += _of_process(process, traces.get(process, []), profiles.get(process, []))
     if ranks is not None and (recorded or len(graphs) != 1):
@@ -103,6 +118,12 @@ def _tree(data: bytes) -> dict[str, Any]:
     except (msgspec.MsgspecError, RecursionError):
         return {}
     return tree if isinstance(tree, dict) else {}
+
+
+def _is_timeline(tree: Mapping[str, Any]) -> bool:
+    """True for the timeline of a rank, or a merged one, which count the spans that they lack."""
+    about = tree.get("otherData")
+    return isinstance(tree.get("traceEvents"), list) and isinstance(about, dict) and "lost" in about
 
 
 def _process(profile: pytorch.Tree) -> object:

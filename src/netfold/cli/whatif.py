@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,10 @@ import typer
 from netfold import plain_text
 from netfold.cli.common import CANNOT, FAILED, checked, fail, load
 from netfold.cli.options import TOPO_FORM, Json, Topo
+
+
+def _say(what: str) -> None:
+    print(plain_text.clean(f"netfold: what-if: {what}"), file=sys.stderr)
 
 
 def what_if(
@@ -50,7 +55,7 @@ def what_if(
         if not all(seed.strip().isdecimal() for seed in seeds.split(",")):
             raise ValueError(f"--seeds: expected whole numbers by commas, got {seeds!r}")
         made = load(fabric) if fabric is not None else checked(lambda: parse(topo or ""))
-        recorded = traces.read(trace, number)
+        recorded = traces.read(trace, number, _say)
         program = program_of(recorded)
         costs = HostCosts(made.path_mtu, LINK_MTUS[made.path_mtu], message)
         ranks = RankFabric(made, bits_per_second(rate), len(program.ranks), per_host=per_host, costs=costs, delay=delay)

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from netfold.cli.timelines import merge
+from netfold.host.tracing.timeline import Timeline
 from netfold.sim.whatif import traces
 from netfold.sim.whatif.chakra import nodes, recordings
 from netfold.sim.whatif.program import Await, Compute, Issue, Operation, StepEnd, TraceError, program_of
@@ -172,6 +174,25 @@ def test_a_recording_is_found_by_its_name_its_files_or_their_folder(tmp_path: Pa
     (tmp_path / "empty").mkdir()
     with pytest.raises(TraceError, match="0 files"):
         traces.read([tmp_path / "empty"])
+
+
+def test_timelines_beside_recordings_are_left_out_and_named(tmp_path: Path) -> None:
+    """Those of ranks and a merged one, in a folder or among files; alone they are no recordings, and no profiles."""
+    step = RankTrace(FORMAT, 0, 1, "gloo", [], [TracedStep(0, 0), TracedStep(1, 1)])
+    (tmp_path / "trace.rank0.json").write_bytes(msgspec.json.encode(step))
+    lines = [tmp_path / f"trace.run.rank{rank}.json" for rank in range(4)]
+    for rank, path in enumerate(lines):
+        timeline = Timeline("run", rank, 4, path)
+        timeline.add("operations", "allreduce", 0, 1)
+        timeline.write()
+    lines.insert(0, tmp_path / "all.json")
+    lines[0].write_bytes(msgspec.json.encode(merge(lines[1:])))
+    for given in ([tmp_path], [tmp_path / "trace.rank0.json", *lines]):
+        said: list[str] = []
+        assert traces.read(given, say=said.append) == [step]
+        assert said == [f"left out {', '.join(map(str, lines[:4]))} and 1 more: timelines (NETFOLD_TIMELINE)"]
+    with pytest.raises(TraceError, match=r"all\.json: timelines \(NETFOLD_TIMELINE\), which do not say what a program"):
+        traces.read(lines[:1])
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ OFFLINE: Final[dict[str, Run]] = {
     "netfold sim goal FILE": Run("netfold sim goal two.goal --schemes netfold", says="2 ranks"),
     "netfold sim goal ring.goal": Run("netfold sim goal two.goal --schemes ecmp", says="2 ranks"),
     "netfold sim fabric TOPO": Run("netfold sim fabric mesh,2,2"),
-    "netfold what-if trace.json --fabric lab.toml --rate 100gbit": Run(
+    "netfold what-if training.json --fabric lab.toml --rate 100gbit": Run(
         "netfold what-if steps.json --fabric lab.toml --rate 100gbit", says="innet-8"),
     "netfold what-if FOLDER --topo leafspine,4,4,32 --rate 100gbit --ranks-per-host 2 --out what-if": Run(
         "netfold what-if steps.json --topo leafspine,2,2,2 --rate 1gbit --ranks-per-host 2 --ways gloo,innet",

@@ -142,7 +142,7 @@ comm = netfold.torch.join()
         Scene("alone", needs=("lightning",)),
     ("docs/torch.md", "accelerator = Accelerator(cpu=True)"): Scene(
         "torch", "", "\nassert accelerator.num_processes == 2\n" + _END, needs=("accelerate",)),
-    ("docs/what-if.md", 'netfold.torch.record("trace.json")'): Scene("torch", f"""{_TORCH}
+    ("docs/what-if.md", 'netfold.torch.record("training.json")'): Scene("torch", f"""{_TORCH}
 import tempfile
 from pathlib import Path
 folder = Path(tempfile.mkdtemp())
@@ -154,8 +154,8 @@ for _ in range(8):
     optimizer.zero_grad()
     loss_of(model(data[0][0]), data[0][1]).backward()
     optimizer.step()
-assert (folder / f"trace.rank{{dist.get_rank()}}.json").exists()
-{_END}""", {'"trace.json"': 'folder / "trace.json"'}),
+assert (folder / f"training.rank{{dist.get_rank()}}.json").exists()
+{_END}""", {'"training.json"': 'folder / "training.json"'}),
     ("docs/launchers.md", 'ray.init(runtime_env={"worker_process_setup_hook":'): Scene("alone", """
 import os
 from pathlib import Path
