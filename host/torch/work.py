@@ -41,6 +41,11 @@ class TorchWork(dist._Work):
         """The same as ``wait``."""
         self.wait()
 
+    def block_current_stream(self) -> None:
+        """The same as ``wait``: a future's callback, by which torch would order the stream, may come before the copies
+        back."""
+        self.wait()
+
     def limit(self, seconds: float) -> None:
         """Limits its time, counted from now on, in seconds: then every way of waiting for it raises
         CollectiveTimeout."""

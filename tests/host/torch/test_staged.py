@@ -283,6 +283,27 @@ def test_a_callback_of_a_future_comes_after_the_copies_have_begun(groups: list[N
     assert on_every_rank(list(range(RANKS)), rank) == [[6.0] * 3] * RANKS  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("wait", ["host", "device"])
+def test_a_stream_that_is_blocked_by_a_work_comes_after_its_copies(groups: list[NetfoldGroup], wait: str) -> None:
+    """What the caller's stream does after ``block_current_stream`` finds the result, whoever waits."""
+
+    def rank(comm: Any) -> list[float]:
+        device, group = LateDevice(), groups[comm]
+        group._reducer.staging = Staging(device.of)
+        group._reducer.ahead = RunAhead(group.communicator, on=wait == "device")
+        tensor = torch.full((3,), comm + 1.0)
+        work = group.allreduce([tensor])
+        work.block_current_stream()
+        found = tensor.tolist()
+        work.wait()
+        return found
+
+    found = on_every_rank(list(range(RANKS)), rank)  # type: ignore[arg-type]
+    for group in groups:
+        group._reducer.ahead = RunAhead(group.communicator)
+    assert found == [[6.0] * 3] * RANKS
+
+
 def test_optimizers_and_the_hook_reduce_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights after some steps are those without a device, by DistributedOptimizer, PriorityOptimizer, and the hook in
     8-bit lanes."""
