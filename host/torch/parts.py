@@ -22,7 +22,7 @@ def allreduce(
     """Reduces an array in place.  ``feedback``, of the array's shape, and ``how`` are those of
     ``Communicator.allreduce``."""
     places = places_of_parts(array.size, array.itemsize, whole=comm.repeats_losses)
-    if len(places) == 1:
+    if len(places) == 1 and (feedback is None or feedback.flags.c_contiguous):
         comm.allreduce(array, array, op, feedback=feedback, **how)
         return
     flat, residual = array.reshape(-1), None if feedback is None else feedback.reshape(-1)

@@ -136,14 +136,17 @@ class Reducer:
 
     def _reduce_staged(self, parts: TensorParts, feedback: torch.Tensor | None, how: dict[str, Any]) -> None:
         """Reduces a tensor on a device by copies of all of it, on the communicator's thread."""
-        residual = None if feedback is None else feedback.numpy().reshape(-1)
+        whole = None if feedback is None else feedback.numpy()
+        residual = None if whole is None else whole.reshape(-1)
 
         def reduce(part: torch.Tensor, place: slice) -> None:
             array, dtype = as_array(part)
-            left = None if residual is None else residual[place].numpy()
+            left = None if residual is None else residual[place]
             self.comm.allreduce(array, out=array, dtype=dtype, feedback=left, **how)
 
         parts.run(reduce)
+        if whole is not None and residual is not None and not whole.flags.c_contiguous:
+            whole[...] = residual.reshape(whole.shape)  # of strided memory the flat one is a copy
 
     def _kind_inside(
         self, lane: Lane | None, tensor: torch.Tensor, op: ReduceOp, lane_bits: LaneBits | None,

@@ -21,6 +21,7 @@ from torch import nn  # noqa: E402
 
 from netfold.host.api import device_arrays  # noqa: E402
 from netfold.host.api.communicator import Communicator  # noqa: E402
+from netfold.host.api.group import Group  # noqa: E402
 from netfold.host.api.joinable import PART_BYTES  # noqa: E402
 from netfold.host.staging import copies as staging  # noqa: E402
 from netfold.host.staging.copies import Staging  # noqa: E402
@@ -343,6 +344,53 @@ def test_optimizers_and_the_hook_reduce_on_a_device(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(module, "Staging", lambda: Staging(device.of))
     assert weights() == wanted
     assert all(one == other and isinstance(one, list) for one, other in wanted)
+
+
+class Gradients:
+    """A bucket of DistributedDataParallel's."""
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self._buffer = buffer
+        self._parameters = [nn.Parameter(torch.zeros_like(buffer))]
+
+    def index(self) -> int:
+        return 0
+
+    def buffer(self) -> torch.Tensor:
+        return self._buffer
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self._parameters
+
+
+def test_a_job_that_goes_on_after_losses_keeps_residuals_of_gradients_on_a_device(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums in narrow lanes and what they leave out are those of gradients on the CPU, for strided residuals too."""
+    monkeypatch.setattr(Group, "repeats_losses", property(lambda _: True))
+
+    def rank(comm: Communicator, on_device: bool) -> list[torch.Tensor]:
+        state = NetfoldState(comm, lane_bits=8)
+        state._reducer.staging = Staging(LateDevice(comm.rank).of if on_device else lambda _: None)
+        bucket: Any = Gradients(torch.arange(300.0) + comm.rank)
+        given, strided = torch.arange(300.0).view(30, 10) * (comm.rank + 1), torch.zeros(10, 30).T
+        for _ in range(2):
+            state.reduce_bucket(bucket)
+            state.reduce(given, feedback=strided)
+            state._reducer._last.wait()  # type: ignore[union-attr]  # a future orders torch's own streams alone
+        assert state._residuals is not None
+        kept = state._residuals.of_bucket(0, bucket.parameters())
+        state.close()
+        return [bucket.buffer(), kept, given, strided]
+
+    with loopback_job(2) as comms:
+        wanted, found = (on_every_rank(comms, partial(rank, on_device=on_device)) for on_device in (False, True))
+    for one, other in zip(wanted, found, strict=True):
+        assert isinstance(one, list)
+        assert isinstance(other, list)
+        for tensor, copy in zip(one, other, strict=True):
+            assert torch.equal(tensor, copy)
+        assert all(residual.any() for residual in (one[1], one[3]))
 
 
 PLACES = {"on a device": (True, False), "strided on a device": (True, True), "on the CPU": (False, False),
