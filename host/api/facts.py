@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from numbers import Integral
 from typing import get_args
 
 from netfold.host.api import reproducible as exact
@@ -55,7 +56,11 @@ class GroupFacts:
 
         algorithm, reproducible  arguments of the call
         collective               "allreduce", "reduce_scatter", "reduce", "all_gather", "broadcast" or "barrier"
+
+        Raises ValueError and TypeError for what no collective takes.
         """
+        if not isinstance(nbytes, Integral) or nbytes < 0:
+            raise ValueError(f"nbytes={nbytes!r}: expected the bytes of a collective, a whole number of 0 or more")
         if collective not in get_args(Collective):
             raise ValueError(f"collective={collective!r}: expected one of {', '.join(get_args(Collective))}")
         exactly = collective in ("allreduce", "reduce_scatter", "reduce") and "float" in dtype

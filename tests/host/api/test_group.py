@@ -66,6 +66,15 @@ def test_a_path_is_told_for_what_an_allreduce_takes_alone(
         assert comms[0].path("max", "int32") == "innet"
 
 
+@pytest.mark.parametrize(("nbytes", "says"), [(-1, "nbytes=-1"), (64e6, "nbytes=64000000.0"), ("sum", "nbytes='sum'")])
+def test_a_size_that_no_collective_has_is_not_explained(nbytes: Any, says: str) -> None:
+    """Bytes are a whole number of 0 or more, also one of numpy's."""
+    with loopback_job(2) as comms:
+        with pytest.raises(ValueError, match=f"{says}: expected the bytes"):
+            comms[0].explain(nbytes)
+        assert comms[0].explain(np.int64(8)) == comms[0].explain(8)
+
+
 # ---- arrays ---------------------------------------------------------------------------------------------------------
 @settings(max_examples=30, deadline=None)
 @given(
