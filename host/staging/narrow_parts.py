@@ -32,11 +32,11 @@ class Words:
 
     def __init__(self, lane: Lane, count: int) -> None:
         self._lane = lane
+        self._arrived = lane.device.event()
         buffer = lane.device.pool.take(4 * count)
         assert buffer is not None
         self._buffer: torch.Tensor | None = buffer
         self.host = buffer[: 4 * count].view(torch.int32)
-        self._arrived = lane.device.event()
 
     def out(self, stream: DeviceStream, make: Callable[[], torch.Tensor]) -> None:
         """Begins to copy out what ``make`` makes on this stream."""
@@ -82,10 +82,14 @@ class NarrowParts(Staged):
         for used in (self._flat, self._residual):
             for stream in () if used is None else (lane.out, lane.late, lane.back):
                 lane.device.hold(used, stream)
-        self._tops = Words(lane, self._blocks)
-        self._words.append(self._tops)
-        lane.out.wait_event(self._ready)
-        self._tops.out(lane.out, lambda: scales_of(self._values(slice(None))))
+        try:
+            self._tops = Words(lane, self._blocks)
+            self._words.append(self._tops)
+            lane.out.wait_event(self._ready)
+            self._tops.out(lane.out, lambda: scales_of(self._values(slice(None))))
+        except BaseException:
+            self.drop()
+            raise
 
     @property
     def keeps_residual(self) -> bool:

@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
 from netfold.host.staging import copies  # noqa: E402
 from netfold.host.staging.copies import Staging  # noqa: E402
+from netfold.host.staging.device import Cpu  # noqa: E402
 from netfold.host.staging.lanes import NarrowLanes  # noqa: E402
 from netfold.host.staging.narrow_parts import NarrowParts  # noqa: E402
 from netfold.host.torch.reducer import Reducer  # noqa: E402
@@ -127,6 +128,17 @@ def test_a_failed_reduction_keeps_no_buffer() -> None:
             device.run(stream)
         assert device.pool.take(1) is not None
         assert device.pool.taken == 1 << 16
+
+
+def test_a_call_that_cannot_begin_keeps_no_buffer() -> None:
+    """A residual of another size is an error of the call, which leaves nothing behind."""
+    device = Cpu()
+    lane = Staging(lambda _: device).lane("test", [torch.zeros(1)])
+    assert lane is not None
+    with pytest.raises(RuntimeError, match="must match"):
+        NarrowParts(lane, torch.ones(1000), torch.zeros(7))
+    assert not device.pool.full
+    assert (device.pool.taken, device.by_host.others(None)) == (0, 0)
 
 
 def test_parts_round_as_the_whole_does() -> None:
