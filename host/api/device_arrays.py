@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from netfold.host.api.work import Work
 from netfold.host.operation.arrays import Array
 
 if TYPE_CHECKING:
@@ -72,6 +74,18 @@ class DeviceAllreduce:
         self._parts.run(reduce)
         self._parts.finish()
         return _like(self._array, self._result) if self._out is None else self._out
+
+    def start(
+        self, later: Callable[[Callable[[], Any], str], Work[Any]], how: dict[str, Any], what: str
+    ) -> Work[Any]:
+        """Calls itself asynchronously, by ``Group.later`` of the group; what never runs gives up its copies."""
+        try:
+            work = later(partial(self, **how), what)
+        except Exception:  # after Ctrl-C nobody knows whether it runs
+            self._parts.drop()
+            raise
+        work.add_done_callback(lambda _: self._parts.drop())  # after its end this does nothing
+        return work
 
 
 def _as_tensor(array: Any) -> torch.Tensor:

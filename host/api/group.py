@@ -196,18 +196,15 @@ class Group(GroupFacts, DataMovement):
         reproducible: bool | None = None,
     ) -> Work[Array]:
         """Starts an ``allreduce`` and returns at once; several may be under way, and run in the order of the calls."""
+        how: dict[str, Any] = {
+            "op": op, "dtype": dtype, "algorithm": algorithm, "name": name, "lane_bits": lane_bits,
+            "rounding": rounding, "feedback": feedback, "saturate": saturate, "reproducible": reproducible,
+        }
         if type(array) is not np.ndarray and on_device(array):
-            call: Callable[..., Array] = DeviceAllreduce(self.allreduce, array, out)
-            what = str(call)
-        else:
-            call, what = partial(self.allreduce, array, out), f"{np.size(array)} x {np.asarray(array).dtype}"
-        return self.later(
-            partial(
-                call, op=op, dtype=dtype, algorithm=algorithm, name=name, lane_bits=lane_bits, rounding=rounding,
-                feedback=feedback, saturate=saturate, reproducible=reproducible,
-            ),
-            f"{name}, {op} of {what}",
-        )
+            staged = DeviceAllreduce(self.allreduce, array, out)
+            return staged.start(self.later, how, f"{name}, {op} of {staged}")
+        what = f"{np.size(array)} x {np.asarray(array).dtype}"
+        return self.later(partial(self.allreduce, array, out, **how), f"{name}, {op} of {what}")
 
     @property
     def repeats_losses(self) -> bool:

@@ -115,7 +115,8 @@ class PriorityOptimizer:
         self._ready: set[int] = set()
         self._left = len(self._buckets)
         """Number of buckets of this step that are not reduced yet."""
-        self._closed = False
+        self._closed = self._over = False
+        """Whether it was closed, and whether its thread is over, which runs nothing more."""
         broadcast_parameters(model.state_dict(), communicator=communicator)
         self._hooks = [p.register_post_accumulate_grad_hook(self._accumulated) for p in self._place]
         for module in model.modules():
@@ -262,6 +263,8 @@ class PriorityOptimizer:
         lane = self._staging.lane("PriorityOptimizer", [bucket.flat])
         bucket.parts = None if lane is None else TensorParts(lane, bucket.flat, whole=self._comm.repeats_losses)
         with self._changed:
+            if self._over and bucket.parts is not None:
+                bucket.parts.drop()
             self._ready.add(bucket.index)
             self._changed.notify_all()
 
@@ -307,8 +310,15 @@ class PriorityOptimizer:
                 bucket.reduced.set()
         except BaseException as error:
             self._error = error
-            for bucket in self._buckets:
-                bucket.reduced.set()
+        finally:
+            with self._changed:
+                self._over = True
+                for bucket in self._buckets:
+                    if bucket.parts is not None:
+                        bucket.parts.drop()  # where it has not run
+            if self._error is not None:
+                for bucket in self._buckets:
+                    bucket.reduced.set()
 
     def _reduce(self, bucket: _Bucket, part: torch.Tensor, place: slice) -> None:
         array, dtype = as_array(part)

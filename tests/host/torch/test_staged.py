@@ -23,6 +23,7 @@ from netfold.host.api import device_arrays  # noqa: E402
 from netfold.host.api.communicator import Communicator  # noqa: E402
 from netfold.host.api.group import Group  # noqa: E402
 from netfold.host.api.joinable import PART_BYTES  # noqa: E402
+from netfold.host.errors import Aborted, Closed  # noqa: E402
 from netfold.host.staging import copies as staging  # noqa: E402
 from netfold.host.staging.copies import Staging  # noqa: E402
 from netfold.host.torch import priority, reducer  # noqa: E402
@@ -464,6 +465,72 @@ def test_arrays_of_other_libraries_are_reduced_where_they_are(monkeypatch: pytes
         monkeypatch.setattr(staging, "device_of", None)
         monkeypatch.setattr(staging.Staging.__init__, "__defaults__", (devices[0].of,))
         assert on_every_rank(comms, rank) == [None] * 2
+
+
+def unused(device: LateDevice) -> tuple[int, int]:
+    """Bytes of pinned memory in use, and calls whose copies the host begins, once the device has done everything."""
+    for stream in device.streams:
+        device.run(stream)
+    assert not device.pool.full
+    return device.pool.taken, device.by_host.others(None)
+
+
+def test_what_never_runs_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An allreduce that a closed communicator refuses, and one that is refused before its turn, give up their
+    copies."""
+    device = LateDevice()
+    monkeypatch.setattr(device_arrays, "_as_tensor", lambda array: getattr(array, "held", array))
+    with loopback_job(1) as (comm,):
+        monkeypatch.setattr(staging.Staging.__init__, "__defaults__", (device.of,))
+        started = comm._ranks.sequencer.later
+        with monkeypatch.context() as patch:  # as one that stands behind the end of the queue
+            patch.setattr(comm._ranks.sequencer, "later", lambda _, what: started(refused, what))
+            work: Any = comm.iallreduce(Foreign(torch.ones(3)))  # type: ignore[arg-type]
+            with pytest.raises(Closed, match="too late"):
+                work.wait()
+        comm.close()
+        with pytest.raises(Closed):
+            comm.iallreduce(Foreign(torch.ones(3)))  # type: ignore[arg-type]
+    assert unused(device) == (0, 0)
+
+
+def refused() -> None:
+    raise Closed("too late")
+
+
+@pytest.mark.parametrize("ended", ["aborted", "closed"])
+def test_a_priority_optimizer_that_ends_keeps_no_memory(monkeypatch: pytest.MonkeyPatch, ended: str) -> None:
+    """Gradients that were copied out and are reduced no more give up their copies, whatever came first: the end of the
+    communicator or of the optimizer."""
+    device = LateDevice()
+    with loopback_job(1) as (comm,):
+        monkeypatch.setattr(priority, "Staging", lambda: Staging(device.of))
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        optimizer = PriorityOptimizer(torch.optim.SGD(model.parameters(), 0.1), model, comm, bucket_mb=1e-6)
+        for _ in range(2):
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+        optimizer.synchronize()
+        if ended == "aborted":
+            comm.abort("enough")
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            for call in (optimizer.synchronize, optimizer.close):
+                with pytest.raises(Aborted, match="enough"):
+                    call()
+        else:
+            votes = comm.allreduce
+
+            def late(array: Any, *given: Any, name: str, **how: Any) -> Any:
+                if name == "which bucket":
+                    with optimizer._changed:
+                        assert optimizer._changed.wait_for(lambda: optimizer._closed, 20)
+                return votes(array, *given, name=name, **how)
+
+            monkeypatch.setattr(comm, "allreduce", late)
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.close()
+    assert unused(device) == (0, 0)
 
 
 def test_arrays_on_a_device_need_torch(monkeypatch: pytest.MonkeyPatch) -> None:
