@@ -17,6 +17,7 @@ each once all of its gradients and the buckets before are there.  Missing gradie
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -90,6 +91,8 @@ class _Gradients:
         """Parameter -> number of backward passes of this step that have added to its gradient."""
         self.begun = 0
         """Number of buckets whose reduction has begun, always the first ones."""
+        self._lock = threading.Lock()
+        """Held while buckets begin: autograd has a thread for each device, and each calls ``_accumulated``."""
         for parameter in self._place:
             parameter.register_post_accumulate_grad_hook(self._accumulated)
 
@@ -107,7 +110,8 @@ class _Gradients:
     def finish(self) -> None:
         """Reduces the remaining buckets, and copies all results to the parameters' gradients.  Raises the
         communicator's errors."""
-        self._begin(len(self._buckets))
+        with self._lock:
+            self._begin(len(self._buckets))
         for bucket in self._buckets:
             assert bucket.work is not None
             bucket.work.wait()
@@ -132,11 +136,12 @@ class _Gradients:
             )
         if self._made[parameter] == self.passes:
             bucket, place = self._place[parameter]
-            bucket.ready.add(place)
-            end = self.begun
-            while end < len(self._buckets) and len(self._buckets[end].ready) == len(self._buckets[end].parameters):
-                end += 1
-            self._begin(end)
+            with self._lock:
+                bucket.ready.add(place)
+                end = self.begun
+                while end < len(self._buckets) and len(self._buckets[end].ready) == len(self._buckets[end].parameters):
+                    end += 1
+                self._begin(end)
 
     def _begin(self, end: int) -> None:
         """Begins to reduce the buckets before this one."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -223,3 +224,52 @@ def test_sparse_gradients_are_refused_or_made_dense() -> None:
             loss.backward()
             optimizer.step()
             assert table.weight.grad.tolist() == [[0, 0], [2, 2], [0, 0], [0, 0], [0, 0]]  # type: ignore[union-attr]
+
+
+class Told:
+    """A lock that says when a second thread wants it."""
+
+    def __init__(self, wanted: threading.Event) -> None:
+        self._lock, self._wanted, self._entered = threading.Lock(), wanted, 0
+
+    def __enter__(self) -> None:
+        self._entered += 1
+        if self._entered == 2:
+            self._wanted.set()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_gradients_of_two_devices_are_begun_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one of autograd's threads begins a bucket, another one's gradient completes the next."""
+    first, second = (nn.Parameter(torch.zeros(3)) for _ in range(2))
+    begun: list[str] = []
+    inside, other = threading.Event(), threading.Event()
+    with loopback_job(1) as (comm,):
+        optimizer = DistributedOptimizer(torch.optim.SGD([second, first], 1.0), groups=2, communicator=comm)
+        gradients = optimizer._gradients
+        monkeypatch.setattr(gradients, "_lock", Told(other), raising=False)
+        allreduce = gradients._reducer.allreduce
+
+        def slow(flat: Any, op: Any, name: str, **how: Any) -> Any:
+            begun.append(name)
+            (other if inside.is_set() else inside).set()
+            assert other.wait(20)
+            return allreduce(flat, op, name, **how)
+
+        monkeypatch.setattr(gradients._reducer, "allreduce", slow)
+
+        def backward(parameter: nn.Parameter) -> None:
+            (2 * parameter).sum().backward()
+
+        threads = [threading.Thread(target=backward, args=(parameter,)) for parameter in (first, second)]
+        threads[0].start()
+        assert inside.wait(20)
+        threads[1].start()
+        for thread in threads:
+            thread.join(20)
+        optimizer.step()
+    assert begun == ["gradients 0", "gradients 1"]
+    assert first.tolist() == second.tolist() == [-2.0] * 3
