@@ -231,6 +231,15 @@ def test_drains_cut_nobody_off(data: st.DataObject) -> None:
     assert not used or drains.cut_off(graph, drains.without(graph))
 
 
+def test_the_smaller_part_of_the_hosts_is_what_is_cut_off() -> None:
+    """Of two parts that a fabric would fall into, the one with fewer hosts is named."""
+    fabric = leafspine(2, 1, 3)
+    graph, drains = fabric.graph(), Drains(fabric)
+    smaller = min((drains.hosts_of(leaf) for leaf in ("leaf1", "leaf2")), key=len)
+    assert len(smaller) == 1
+    assert drains.cut_off(graph, drains.without(graph, "spine1")) == smaller
+
+
 def test_names_of_links_are_those_of_either_end() -> None:
     """Either end of a link gives the name of its first end; an unknown name is refused, with what is expected."""
     drains = Drains(leafspine(2, 2, 4))

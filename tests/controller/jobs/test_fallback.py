@@ -88,6 +88,22 @@ async def test_a_rank_that_only_folds_keeps_all_from_it(tmp_path: Path, monkeypa
         assert (code, "no trees in their place" in words) == (Code.DEADLINE_EXCEEDED, True)
 
 
+async def test_the_least_patient_rank_says_how_long_trees_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All go on over TCP before the time-out of any of them is over, whatever those of the others are."""
+    monkeypatch.setattr(recovery, "FALLBACK_SHARE", 0.01)
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        watcher = await r.watch(plans[0])
+        for name in ("spine1", "spine2"):
+            lose(r, name)
+        await watcher.next()
+        after = await asyncio.gather(*(r.call("Resume", resume(
+            plan, timeout=5.0 if plan.rank == 1 else 600.0, stand_in=at(plan.rank))) for plan in plans))
+        assert {plan.stand_in for plan in after} == {at(0)}
+
+
 async def test_trees_that_come_in_time_fold(tmp_path: Path) -> None:
     """A leaf that starts again is waited for, though all ranks could go on over TCP."""
     async with rig(tmp_path) as r:

@@ -158,6 +158,19 @@ async def test_a_lost_rank_of_a_group_is_told_to_the_group(tmp_path: Path) -> No
         assert (await r.refusal(reform, "Reform"))[0] is Code.FAILED_PRECONDITION
 
 
+async def test_a_rank_that_dies_ends_no_group_of_others_that_gathers(tmp_path: Path) -> None:
+    """A group waits for its last rank although a rank of the job that is no member of it is lost."""
+    async with rig(tmp_path) as r:
+        world = await r.together(4)
+        watchers = [await r.watch(plan) for plan in world]
+        first = asyncio.create_task(r.call("Join", of(world, (0, 2), 0)))
+        await until(lambda: r.waiting() == 1)
+        watchers[3].die()
+        assert isinstance(await watchers[0].next(), RankLost)
+        second = await r.call("Join", of(world, (0, 2), 1))
+        assert [plan.job for plan in (await first, second)] == ["j#0-2.1"] * 2
+
+
 async def test_an_idle_group_makes_room_for_another(tmp_path: Path, monkeypatch: Any) -> None:
     """Where slots run out, a group whose ranks report nothing new for a while is halted and goes on over TCP, and the
     next one folds; a busy one keeps its slots, and the next one is refused with the reason."""

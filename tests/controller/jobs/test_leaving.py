@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import KeysView
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,6 +52,21 @@ async def test_ranks_that_leave_together_are_looked_at_once_and_not_once_each(mo
     assert said == [[], *[[Settle(3)]] * (WORLD - 1)]
     assert watchers.looks <= 2
     assert len(listed) <= WORLD // 2 + 1
+
+
+async def test_each_answer_gives_the_other_ranks_as_long_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank waits for all others, however many there are, while one answers within ANSWER_TIMEOUT after another."""
+    now = 0.0
+    monkeypatch.setattr(leaving, "time", SimpleNamespace(monotonic=lambda: now))
+    job = Job("j", 4, fell_back=True, watchers={rank: asyncio.Queue() for rank in range(4)})
+    going = asyncio.create_task(leaving.wait_for_others(job, 0, 3))
+    for rank in (1, 2, 3):
+        for _ in range(5):  # what has come up to now is taken note of
+            await asyncio.sleep(0)
+        now += 0.8 * leaving.ANSWER_TIMEOUT
+        leaving.settled(job, rank)
+    await going
+    assert not job.left_early
 
 
 async def test_a_rank_leaves_when_nobody_lacks_anything(tmp_path: Path) -> None:

@@ -12,11 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from netfold.controller.jobs.job import Job
+from netfold.controller.jobs.rounds import rewound
 from netfold.controller.switch import fold_tables, tables
 from netfold.fabric.folding import slots, trees
+from netfold.fabric.folding.slots import Allocator, Sizes
 from netfold.fabric.generate import leafspine
 from netfold.wire import roce
-from netfold.wire.jobs import Halt, RankLost
+from netfold.wire.jobs import Halt, RankLost, Resume
 from support.control.controller import BOUND, MemorySwitch, until
 from support.control.jobs import Code, rig
 from support.control.recovery import all_resume, back_and_then, connections, lose, restart, resume, streams
@@ -248,6 +251,30 @@ async def test_two_changes_at_once_move_a_job_back_once(tmp_path: Path) -> None:
         await until(lambda: set(r.controller.allocator.used().values()) == {0})
 
 
+async def test_a_change_while_a_job_is_looked_at_has_it_looked_at_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a look has not seen yet is seen by the next one, and nothing is looked at without a change."""
+    async with rig(tmp_path) as r:
+        await r.together(4)
+        (job,) = r.controller.jobs.all()
+        rounds, placement = r.controller.jobs._recovery, r.controller.jobs._placement
+        looks: list[Job] = []
+
+        async def look(seen: Job) -> str:
+            looks.append(seen)
+            if len(looks) == 1:
+                rounds.notice([job])
+            return ""
+
+        await until(lambda: not rounds.background)
+        monkeypatch.setattr(placement, "may_move", lambda job: True)
+        monkeypatch.setattr(placement, "reason_to_move", look)
+        rounds.notice([job])
+        await until(lambda: not rounds.background)
+        assert looks == [job, job]
+
+
 async def test_what_has_just_come_back_is_not_steady_before_its_hold_has_begun(tmp_path: Path) -> None:
     """A job that is checked in the moment before the return is taken note of does not move for it."""
     async with rig(tmp_path, steady=1000.0) as r:
@@ -453,3 +480,11 @@ def test_trees_keep_their_number_and_weights(dead: list[int]) -> None:
     loads = [sum(tree.root == spine.name for tree in after) for spine in fabric.switches if spine.name in graph]
     spines = [load for load in loads if load]
     assert max(spines) - min(spines) <= 1
+
+
+def test_streams_begin_at_the_psn_that_the_slowest_rank_lacks_across_the_wrap_around() -> None:
+    """After the largest PSN comes 0: a rank that lacks 3 is ahead of one that lacks the largest but one."""
+    (tree,) = trees.plan(leafspine(2, 1, 2).graph(), ["h1", "h2"])
+    stream, _ = Allocator(["leaf1", "leaf2", "spine1"], Sizes(data=16, agreement=4)).admit([tree], [[0, 1]])
+    late, early = (Resume("j", rank, 1, {0: psn}, 1.0) for rank, psn in enumerate((3, roce.PSN_MASK - 1)))
+    assert [one.psn for one in rewound([stream], {0: late, 1: early})] == [roce.PSN_MASK - 1]

@@ -115,6 +115,22 @@ async def test_those_who_die_while_the_others_gather_are_not_waited_for(tmp_path
         assert (alone.world, alone.change) == (1, Change([0], [1, 2], [0]))
 
 
+async def test_a_rank_that_asks_no_more_is_waited_for_until_it_asks_again(tmp_path: Path) -> None:
+    """What it has asked before it went away counts no more: the others do not go on with a rank that does not wait."""
+    async with rig(tmp_path) as r:
+        plans = await r.together(3)
+        hasty = asyncio.create_task(r.call("Reform", asks(plans[2]), Reformed))
+        (job,) = r.controller.jobs.all()
+        await until(lambda: job.gathering is not None and 2 in job.gathering.asked)
+        hasty.cancel()
+        await until(lambda: job.gathering is not None and not job.gathering.asked)
+        tasks = [asyncio.create_task(all_ask(r, [plan])) for plan in plans[:2]]
+        await until(lambda: job.gathering is not None and job.gathering.asked.keys() == {0, 1})
+        assert job.successor is None
+        tasks.append(asyncio.create_task(all_ask(r, plans[2:])))
+        assert [(plan.rank, plan.world) for (plan,) in await asyncio.gather(*tasks)] == [(0, 3), (1, 3), (2, 3)]
+
+
 async def test_few_ranks_evict_nobody(tmp_path: Path) -> None:
     """Half of the ranks, whatever time-out they name, are refused with the names of those that have not asked."""
     async with rig(tmp_path) as r:

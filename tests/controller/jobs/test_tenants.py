@@ -10,6 +10,9 @@ import grpc
 import msgspec
 import pytest
 
+from netfold.controller.jobs.job import Job
+from netfold.controller.jobs.registry import Registry
+from netfold.fabric.graph import Tenant
 from netfold.rpc import tokens
 from netfold.wire.jobs import Leave, RankLost, Resume, Watch
 from netfold.wire.plan import Plan
@@ -98,3 +101,13 @@ async def test_a_ticket_is_of_use_to_its_tenant_alone(tmp_path: Path) -> None:
         act_as(r, "red")
         assert (await watch_refused(r, plans[0])).code() is Code.PERMISSION_DENIED
         assert r.controller.jobs.all() == []
+
+
+def test_the_next_incarnation_of_a_job_ends_earlier_ones_of_its_tenant_alone() -> None:
+    """A job of another tenant that has the same name, as after an adoption, goes on."""
+    registry, red, blue = Registry(), Tenant("red"), Tenant("blue")
+    before, others, now = Job("train", 2, tenant=red), Job("train", 2, tenant=blue), Job("train", 2, tenant=red)
+    registry.retire(before)
+    registry.retire(others)
+    registry.named[now.name] = now
+    assert registry.before(now) == [before]

@@ -27,6 +27,7 @@ from netfold.wire import roce
 from netfold.wire.paths import SERVICE, Follow, Noted, PathFlow, Paths, Suspect, tcp_ports
 from netfold.wire.plan import Plan
 from support.control.cables import Cables
+from support.control.controller import until
 from support.control.jobs import Rig, rig
 from support.control.ways import next_ports
 
@@ -236,6 +237,39 @@ async def test_each_end_of_a_suspicion_is_planned_once(tmp_path: Path, monkeypat
         sleeps.pop()[1].set_result(None)
         await asyncio.wait_for(asyncio.shield(service._ending), WAIT)  # type: ignore[arg-type]  # there is one
         assert not r.controller.steering.suspects()
+
+
+async def test_a_path_that_is_suspected_anew_is_probed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes that are under way are those of all suspicions of a path; those that have ended of none to come."""
+    asked: list[asyncio.Future[bool]] = []
+
+    async def probed(*_: object) -> bool:
+        asked.append(asyncio.get_running_loop().create_future())
+        return await asked[-1]
+
+    async with rig(tmp_path) as r:
+        plan = (await r.together(4))[0]
+        service = r.controller.paths
+        monkeypatch.setattr(service, "_links_respond", probed)
+        for rounds in (1, 2):
+            for _ in range(3):
+                await service.suspect(Suspect(plan.job, 0, plan.epoch, 2, SPINE1, plan.rank_secret))
+            await until(lambda rounds=rounds: len(asked) == rounds)  # type: ignore[misc]
+            asked[-1].set_result(False)
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+
+async def test_the_page_shows_paths_of_flows_while_their_ranks_follow_alone(tmp_path: Path) -> None:
+    """A rank's flows are shown from its first plan to the end of its stream."""
+    async with rig(tmp_path) as r:
+        plan = (await r.together(4))[0]
+        steps = steps_of(plan, flows_of("all_to_all"), "host")
+        answers = r.controller.paths.follow(Follow(plan.job, 0, plan.epoch, steps, "host", secret=plan.rank_secret))
+        told = await anext(answers)
+        assert len(r.controller.paths.pinned()) == len(told.pieces) > 0
+        await answers.aclose()
+        assert r.controller.paths.pinned() == []
 
 
 async def test_a_rank_hears_in_the_middle_of_a_collective_what_others_blame(tmp_path: Path) -> None:

@@ -254,9 +254,15 @@ async def test_streams_and_flows_that_a_job_holds_are_bounded(tmp_path: Path, mo
                 await asyncio.sleep(0.001)
         steps = [[PathFlow(0, rank, 1) for rank in (1, 2, 3)]]
         own = {"collective": "", "steps": steps}
-        await follow(r, plans[0], **own).read()
-        theirs = [[PathFlow(1, rank, 1) for rank in (0, 2, 3)]]
-        assert "got 3 and 6; name the collective" in await refused(r, plans[1], collective="", steps=theirs)
+        mine = follow(r, plans[0], **own)
+        await mine.read()
+        theirs = {"collective": "", "steps": [[PathFlow(1, rank, 1) for rank in (0, 2, 3)]]}
+        assert "got 3 and 6; name the collective" in await refused(r, plans[1], **theirs)
+        mine.cancel()
+        async with asyncio.timeout(BOUND):
+            while followers.streams[0] > 2:
+                await asyncio.sleep(0.001)
+        await follow(r, plans[1], **theirs).read()
 
 
 @pytest.mark.parametrize("name", [*collectives.UNROOTED, *collectives.ROOTED, "somebody's own"])
