@@ -18,7 +18,7 @@ from netfold.host.api.join_settings import RailName
 from netfold.host.api.members import Members
 from netfold.host.api.together import Together
 from netfold.host.api.work import OperationSequencer
-from netfold.host.errors import Aborted, Closed, PeerLost, RanksChanged
+from netfold.host.errors import Aborted, Closed, PeerLost, RankMismatch, RanksChanged
 from netfold.host.operation.arrays import Array
 from netfold.host.tracing.flight import Flight
 from netfold.testing import loopback_job, on_every_rank
@@ -290,3 +290,17 @@ def test_what_is_given_up_ends_at_once(rail: RailName) -> None:
         with pytest.raises(Aborted):
             comms[0].allreduce(np.ones(3))
         assert isinstance(comms[0].problem, Aborted)
+
+
+def test_an_operation_that_has_failed_is_not_finished() -> None:
+    """The number that a rank tells the others when they go on is that of its last operation that has succeeded."""
+    with loopback_job(2, rail="tcp") as comms:
+        on_every_rank(comms, lambda comm: comm.allreduce(np.ones(4, np.int32)))
+        assert [comm._ranks.finished() for comm in comms] == [1, 1]
+
+        def unlike(comm: Communicator) -> None:
+            with pytest.raises(RankMismatch):
+                comm.allreduce(np.ones(4 + comm.rank, np.int32))
+
+        on_every_rank(comms, unlike)
+        assert [comm._ranks.finished() for comm in comms] == [1, 1]

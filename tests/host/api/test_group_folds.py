@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netfold.host.api.group import Group
-from netfold.host.api.group_folds import LEAST_BYTES, RETRY, GroupFolds
+from netfold.host.api.group_folds import LEAST_BYTES, RETRY, GroupFold, GroupFolds
 from netfold.host.errors import Closed
 from netfold.host.operation.coding import Coding
 from netfold.host.selection import chooser
@@ -235,3 +236,14 @@ def test_random_groups_sum_right_whatever_fails(ranks: int, seed: int) -> None:
         shortest = min(map(len, each))
         assert all(one[len(one) - shortest:] == each[0][len(each[0]) - shortest:] for one in each)
     assert not any(switches.open.values())
+
+
+def test_a_fold_that_opens_as_its_communicator_closes_is_closed() -> None:
+    """It holds no slots that nobody would give back."""
+    folds = GroupFolds(lambda folds, members: pytest.fail("none is made"))
+    early, late = Mock(spec=GroupFold), Mock(spec=GroupFold)
+    folds.keep(early)
+    folds.close("a failure")
+    folds.keep(late)
+    early.close.assert_called_once_with("a failure", ended=False)
+    late.close.assert_called_once_with()

@@ -4,13 +4,18 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 
+from netfold.host.client import membership
+from netfold.host.client.jobs import JobClient
+from netfold.host.client.membership import Membership
 from netfold.host.client.plans import check_plan
 from netfold.host.errors import PlanError
-from netfold.wire.plan import Peer, Plan, RankStream, RankTree
+from netfold.wire.jobs import AllOpened
+from netfold.wire.plan import Peer, Plan, RankStream, RankTree, Secret
 
 
 def plan(**changes: Any) -> Plan:
@@ -49,3 +54,15 @@ def test_a_plan_for_no_rank_of_its_world_is_refused(rank: int) -> None:
     """By its number, before anything is looked up by it."""
     with pytest.raises(PlanError, match=f"rank {rank} of world 2: expected 0 <= rank < world"):
         check_plan(msgspec.structs.replace(plan(), rank=rank))
+
+
+def test_a_rank_goes_on_by_the_ticket_of_the_job_as_it_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the answer that others cannot fold comes a ticket without trees, by which the next controller knows the
+    job; an answer without one leaves the plan as it is."""
+    answers = [AllOpened({1: "no port"}, Secret("b" * 64)), AllOpened({}, Secret())]
+    monkeypatch.setattr(membership, "FoldClient", lambda client: Mock(opened=lambda *asked: answers.pop(0)))
+    member = Membership(msgspec.structs.replace(plan(), ticket=Secret("a" * 64)), Mock(spec=JobClient))
+    assert member.opened("", 1.0) == {1: "no port"}
+    assert member.plan.ticket == Secret("b" * 64)
+    assert member.opened("", 1.0) == {}
+    assert member.plan.ticket == Secret("b" * 64)

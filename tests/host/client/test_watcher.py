@@ -33,11 +33,12 @@ from netfold.fabric.graph import Fabric
 from netfold.host.api.communicator import Communicator
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.membership import Membership
+from netfold.host.client.watcher import FIRST_PAUSE, LONGEST_PAUSE, Watcher
 from netfold.host.errors import JobEnded, JoinRefused, PeerLost
 from netfold.host.operation.rail import RailStats
 from netfold.rpc.rpc import Unreachable
 from netfold.testing import subnet
-from netfold.wire.jobs import Done, Join, RankReport
+from netfold.wire.jobs import Done, Halt, Join, RankReport, Watching
 from netfold.wire.plan import Plan
 from support.control.controller import MemorySwitch
 from support.control.credentials import scopes
@@ -439,3 +440,40 @@ def test_a_connection_that_does_not_close_is_left_behind(
     never.set()
     real.close()
     assert "127.0.0.1:9 did not close within 0.01 s" in caplog.text
+
+
+@pytest.fixture
+def watcher(monkeypatch: pytest.MonkeyPatch) -> Watcher:
+    """One that listens to nobody: its events are those that a test makes."""
+    monkeypatch.setattr(Watcher, "_listen", lambda self: None)
+    return Watcher(lambda heard: pytest.fail("nobody is called"), "rank 0", lambda: None, lambda: None, folds=True)
+
+
+def test_each_controller_that_goes_is_looked_for_at_once(watcher: Watcher) -> None:
+    """Pauses grow while none answers, and begin anew once one has."""
+    for _ in range(2):
+        pauses = [watcher._on_end("gone", grpc.StatusCode.UNAVAILABLE) for _ in range(4)]
+        assert pauses == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, LONGEST_PAUSE]
+        watcher._on_event(Watching())
+
+
+@pytest.mark.parametrize("folds", [True, False])
+def test_a_controller_that_does_not_know_the_job_ends_it_where_switches_fold_for_it(
+    watcher: Watcher, folds: bool
+) -> None:
+    """It has removed what they held; a job over TCP alone goes on, with nobody who watches it."""
+    if not folds:
+        watcher.unfold()
+    watcher._on_end("gone", grpc.StatusCode.UNAVAILABLE)
+    assert watcher._on_end("who are you?", grpc.StatusCode.FAILED_PRECONDITION) is None
+    assert isinstance(watcher.job_error(), JobEnded) is folds
+    assert not watcher.registers_again(watcher.registrations, 0.0)
+
+
+def test_a_rail_that_opens_late_hears_of_the_round_that_it_has_missed(watcher: Watcher) -> None:
+    """A Halt that came before anybody could be halted is told to the first that can, with its number."""
+    halted: list[int] = []
+    watcher._on_event(Halt(3, "spine1 is down"))
+    watcher.on_halt(halted.append)
+    watcher._on_event(Halt(4, "spine2 is down"))
+    assert halted == [3, 4]

@@ -67,6 +67,17 @@ def test_a_new_plan_clears_suspicions() -> None:
     assert list(source_ports.weighted_ports(2)) == [WeightedPort(PORTS[0], 40)]
 
 
+def test_a_new_plan_cuts_messages_anew() -> None:
+    """A message of a size that was split before is split by the weights of the new plan."""
+    source_ports, nbytes = planned(), 8 * LEAST_PART
+    before = source_ports.split(2, nbytes, lanes=2, mtu=1024)
+    source_ports.adopt(Paths(2, PORTS, [PathPiece(2, 0, 20, PORTS[0]), PathPiece(2, 20, 20, PORTS[1])],
+                             [Reach(2, "b", PORTS)]))
+    after = source_ports.split(2, nbytes, lanes=2, mtu=1024)
+    assert [part.last for part in before] == [6 * LEAST_PART, nbytes]
+    assert [part.last for part in after] == [4 * LEAST_PART, nbytes]
+
+
 def test_what_the_controller_says_meanwhile_holds_until_the_next_plan() -> None:
     """A path that the controller no longer lists is left for that leaf, also by what was split for it, and a late
     acknowledgement on it does not bring it back."""

@@ -227,6 +227,27 @@ def test_two_ranks_that_connect_to_each_other_agree_on_one_connection(order: lis
         assert not any(side.connecting._incoming or side.connecting._outgoing for side in both)
 
 
+@pytest.mark.parametrize("first_to_look", [0, 1])
+def test_meshes_that_connect_to_each_other_at_once_keep_the_connection_of_the_higher_rank(first_to_look: int) -> None:
+    """Each takes the same one for its only connection to the other, and sums go over it."""
+    with TcpRanks(2) as tcp:
+        both = [mesh.operations.connections for mesh in tcp.meshes]
+        links = [connections.links[1 - connections.rank] for connections in both]
+        for connections, link in zip(both, links, strict=True):
+            connections.connect(link)
+        for _ in range(1000):
+            moved = [both[rank].poll(0.001) for rank in (first_to_look, 1 - first_to_look)]
+            if not any(moved) and all(link.socket is not None for link in links):
+                break
+        first, second = (link.socket for link in links)
+        assert first is not None
+        assert second is not None
+        assert second.getpeername() == first.getsockname() == both[0].listener.getsockname()
+        assert second.getsockname() == first.getpeername()
+        assert not any(connections.attempts() for connections in both)
+        sums(tcp)
+
+
 def test_a_stranger_who_starts_a_handshake_does_not_stop_the_rank_that_he_names() -> None:
     """A hello is no reason to wait: only a proof decides anything."""
     with sides(2, draw()) as (first, second):

@@ -126,3 +126,11 @@ def test_cold_rails_begin_with_the_lowest_latency() -> None:
     split = cold.split(16 * MB, [0, 1, 2])
     assert split.nbytes == (TRIAL_BYTES, 16 * MB - 2 * TRIAL_BYTES, TRIAL_BYTES)
     assert split.seconds is None
+
+
+def test_new_figures_count_for_sizes_that_have_been_split_before() -> None:
+    """Splits of short tensors are remembered only as long as the figures that they follow from."""
+    made, live = shares((0.001, 1e8), (0.001, 1e7)), [0, 1]
+    before = made.split(MB, live)
+    assert made.learn([Figure(0.001, 1e7), Figure(0.001, 1e8)], live)
+    assert (before.used, made.split(MB, live).used) == ([0], [1])

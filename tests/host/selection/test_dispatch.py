@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,6 +69,18 @@ def test_folding_is_taken_where_it_is_cheapest() -> None:
     assert small.startswith("over TCP, 4000 bytes on 3 ranks: ")
     for said in (small, large):
         assert all(name in said for name in (INNET, "ring", "recursive_doubling", "double_binary_tree")), said
+
+
+def test_new_figures_count_for_calls_that_have_been_made_before() -> None:
+    """A call of a kind that was carried between the hosts is folded once figures say that this is cheaper."""
+    with loopback_job(3, rail="auto") as comms:
+        known(comms)
+        for _ in range(2):
+            assert all(path.startswith("TCP") for path in reduce(comms, SMALL))
+        for comm in comms:
+            comm._parts.dispatch.hosts.chooser.measured = replace(
+                FIGURES, timed={**FIGURES.timed, INNET: dict.fromkeys(TIMED, 1e-5)})
+        assert reduce(comms, SMALL) == ["innet"] * 3
 
 
 def test_arguments_and_the_environment_override_the_cost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from netfold.host.innet.core import Core
 from netfold.host.operation.coding import Coding
 from netfold.host.operation.reduction import Reduction
 from netfold.host.verbs import native
+from netfold.host.verbs import rail as verbs_rail
 from support.hosts.verbs import MTU_1024, fake, request, verbs_job, wait_until
 
 pytestmark = [pytest.mark.needs("verbs"), pytest.mark.timeout(120)]
@@ -122,6 +123,23 @@ def test_a_queue_pair_in_error_is_made_anew_and_the_operation_goes_on(out: bool,
         again = [np.full(5000, rank, np.int32) for rank in range(3)]
         for got in job.allreduce(again, number=2):
             np.testing.assert_array_equal(got, np.full(5000, 3, np.int32))
+
+
+def test_errors_of_queue_pairs_are_counted_by_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation has as many errors as any other, however many those before it had; beyond them the rank ends by
+    name."""
+    monkeypatch.setattr(verbs_rail, "MAX_BREAKS", 1)
+    with verbs_job(2, patience=5) as job:
+        sources = [np.full(10_000, rank, np.int32) for rank in range(2)]
+        for number in (1, 2):
+            job.lib.fake_break(job.pairs(0)[0].out_qp, 1, 1)
+            for got in job.allreduce(sources, number=number):
+                np.testing.assert_array_equal(got, np.full(10_000, 1, np.int32))
+        assert job.connections == 3
+        monkeypatch.setattr(verbs_rail, "MAX_BREAKS", 0)
+        job.lib.fake_break(job.pairs(0)[0].out_qp, 1, 0)
+        with pytest.raises(TransportError, match="1 times in this operation"):
+            job.rails[0].allreduce(request(sources[0], 3))
 
 
 def test_an_error_that_nobody_repairs_ends_the_operation_by_name() -> None:

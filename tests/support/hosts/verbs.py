@@ -156,10 +156,10 @@ class VerbsJob:
         return self._pairs[rank]
 
     def close(self) -> None:
-        """Closes all ranks."""
+        """Closes all ranks, once none is in an operation any more, as where another one has failed in it."""
+        self._pool.shutdown()
         for rail in self.rails:
             rail.close()
-        self._pool.shutdown()
 
     def _control(self, rank: int) -> FoldControl:
         return FoldControl(
