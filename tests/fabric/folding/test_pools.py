@@ -126,6 +126,20 @@ def test_numbers_come_back_as_late_as_possible(steps: list[bool]) -> None:
     assert order == [2, 3, 1, 2, 3, 1]
 
 
+def test_a_number_that_is_taken_while_it_rests_is_not_handed_out() -> None:
+    """As those are that a switch still holds for an adopted job: not even where all others are in use."""
+    pool = RandomPool(1, 4, random.Random(1))
+    for _ in range(4):
+        pool.allocate("things")
+    for number in (2, 3):
+        pool.release(number)
+    assert pool.take(2)
+    assert not pool.take(2)
+    assert pool.allocate("things") == 3
+    with pytest.raises(Exhausted, match="all 4 things are in use"):
+        pool.allocate("things")
+
+
 @given(st.lists(st.booleans(), max_size=60), st.integers(0, 2**32))
 def test_connections_are_drawn_at_random_and_never_early_again(steps: list[bool], seed: int) -> None:
     """A number in use is never handed out, one that was released not before half of all were, unless no other is

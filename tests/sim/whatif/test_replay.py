@@ -121,6 +121,16 @@ def test_ranks_of_a_machine_share_its_link() -> None:
         M * FOLD + inside, rel=1e-4)
 
 
+def test_collectives_of_several_phases_of_one_group_take_turns() -> None:
+    """What machines reduce inside for the second of two begins when the first has ended, not its first phase alone."""
+    slow = HostCosts(4096, 4200, message=0.0, memory=RATE)
+    one, two = (program_of([traced([*(call(number, 0.0) for number in range(1, many + 1)),
+                                    *(TracedWait(0, 0, number) for number in range(1, many + 1))], 0.0)])
+                for many in (1, 2))
+    alone, both = (ran(program, "innet", topo="leafspine,1,0,2", per_host=2, costs=slow) for program in (one, two))
+    assert both.step == pytest.approx(2 * alone.step, rel=1e-5)
+
+
 def test_messages_between_two_ranks_take_one_link_each_way() -> None:
     """A pipeline's activations: rank 0 sends, rank 1 waits for them."""
     pair = TracedGroup("0", (0, 1))
