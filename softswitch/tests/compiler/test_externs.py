@@ -52,3 +52,14 @@ def test_a_direct_meter_is_read_to_one_place() -> None:
     """Two places are refused, as p4c refuses them: only one could be written where the table hits."""
     with pytest.raises(CompileError, match="same place"):
         compile_source(METERED.replace("action plain() {", "action plain() { rate.read(hdr.o.own[1:0]);"))
+
+
+def test_a_frame_is_cut_wherever_its_bytes_lie() -> None:
+    """Before, in and behind a long value that is only passed on, which is not copied as what stands around it is."""
+    source = program(
+        "header in_t { bit<16> n; bit<2560> long; } header out_t { bit<16> n; bit<2560> long; bit<64> after; }",
+        "hdr.o = { hdr.i.n, hdr.i.long, 64w0x0102030405060708 }; truncate((bit<32>)hdr.i.n);")
+    long, payload, lengths = bytes(range(160)) * 2, bytes(range(200, 250)), (1, 2, 100, 322, 325, 330, 331, 379)
+    sent = [n.to_bytes(2, "big") + long + payload for n in lengths]
+    whole = [n.to_bytes(2, "big") + long + bytes(range(1, 9)) + payload for n in lengths]
+    assert run(source, sent) == [frame[:n] for frame, n in zip(whole, lengths, strict=True)]

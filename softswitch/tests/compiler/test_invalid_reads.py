@@ -65,6 +65,11 @@ CASES: dict[str, dict[str, str]] = {  # a comment says what the warning of its l
         meta.m = meta.m + hdr.g.a;  // none
         switch (meta.n) { 1: { hdr.g.setInvalid(); } 2: { meta.n = 3; } }
         meta.m = meta.m + hdr.g.b;  // may be"""},
+    "branches that return": {"APPLY": """
+        if (meta.m == 1) { hdr.h.setInvalid(); } else { return; }
+        meta.m = hdr.h.a;  // may be
+        if (meta.m == 2) { exit; } else { return; }
+        meta.m = hdr.h.b;  // none"""},
     "who asks is trusted": {"APPLY": """
         hdr.h.setInvalid();
         if (hdr.h.isValid()) {

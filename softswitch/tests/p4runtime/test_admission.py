@@ -17,6 +17,7 @@ import grpc
 import pytest
 from finsy.proto import p4i, p4r
 
+from softswitch.engine.errors import NotFound
 from softswitch.engine.program_info import DigestInfo
 from softswitch.p4runtime import admission, digests
 from softswitch.p4runtime.admission import GUEST_BYTES, GUEST_CALLS
@@ -243,6 +244,25 @@ def test_digests_that_nobody_acknowledges_are_bounded(monkeypatch: pytest.Monkey
     for value in values:
         made.receive(info.index, value)
     assert sum(len(one.data) for one in sent) == 1100
+    made.close()
+
+
+def test_values_that_nobody_acknowledges_in_time_are_reported_again() -> None:
+    """Once ack_timeout_ns is over, those of that list alone; its acknowledgement comes too late."""
+    sent: list[p4r.DigestList] = []
+    now = [0.0]
+    made = Digests(sent.append, clock=lambda: now[0])
+    (info,) = probe_digests()
+    made.describe({0x17000001: info}, probe_p4info())
+    config = p4r.DigestEntry.Config(max_list_size=1, ack_timeout_ns=10**9)
+    made.configure("insert", p4r.DigestEntry(digest_id=0x17000001, config=config))
+    first, second = (bytes(sum((bits + 7) // 8 for bits in info.field_bits) - 1) + last for last in (b"\1", b"\2"))
+    for seconds, value in ((0.0, first), (0.75, second), (0.75, first), (1.0, first), (1.0, second)):
+        now[0] = seconds
+        made.receive(info.index, value)
+    assert [one.data for one in sent] == [sent[0].data, sent[1].data, sent[0].data]
+    with pytest.raises(NotFound):
+        made.acknowledge(p4r.DigestListAck(digest_id=0x17000001, list_id=sent[0].list_id))
     made.close()
 
 

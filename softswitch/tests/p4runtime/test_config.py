@@ -249,7 +249,8 @@ def test_reconcile_is_refused_where_state_has_no_place(bench: tuple[Server, Clie
 def test_reconcile_drops_tables_and_value_sets_that_nobody_wrote(
     bench: tuple[Server, Client, Stream], plain: Program
 ) -> None:
-    """They hold no state; with a default action or a member that a controller wrote, the request is refused."""
+    """They hold no state; with a default action, its metadata or a member that a controller wrote, the request is
+    refused."""
     _, client, _ = bench
     more = compile_source(basic().replace("table dmac {", """
         action to(bit<9> port) { s.egress_spec = port; }
@@ -262,12 +263,13 @@ def test_reconcile_drops_tables_and_value_sets_that_nobody_wrote(
     client.write((INSERT, row(more, 1, 2)))
     default = p4r.Entity(table_entry=p4r.TableEntry(table_id=_ids(more)["more"], is_default_action=True))
     values = p4r.Entity(value_set_entry=p4r.ValueSetEntry(value_set_id=more.p4info.value_sets[0].preamble.id))
-    for entity in (default, values):
+    for entity, param, metadata in ((default, b"\6", b""), (default, b"\5", b"noted"), (values, b"", b"")):
         written = p4r.Entity()
         written.CopyFrom(entity)
         if entity is default:
             written.table_entry.action.action.action_id = _ids(more)["to"]
-            written.table_entry.action.action.params.add(param_id=1, value=b"\6")
+            written.table_entry.action.action.params.add(param_id=1, value=param)
+            written.table_entry.metadata = metadata
         else:
             written.value_set_entry.members.add().match.add(field_id=1).exact.value = b"\1"
         client.write((MODIFY, written))

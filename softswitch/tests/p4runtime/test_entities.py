@@ -116,8 +116,12 @@ def test_a_selector_is_programmed_one_way_or_the_other(client: Client) -> None:
 
 
 def test_one_shot_action_sets_bring_and_take_their_members(client: Client) -> None:
-    """Action sets read back as written; their members are never visible, and are deleted with the entry."""
+    """Action sets read back as written; their members are never visible, and are deleted with the entry, and where one
+    of them is refused."""
+    wrong = one_shot(1, 2, 3)
+    wrong.action_profile_action_set.action_profile_actions[2].action.action_id = 99
     for _ in range(40):  # the profile has room for 64 members: nothing leaks
+        assert client.codes((INSERT, row(1, wrong))) == [INVALID]
         client.write((INSERT, row(1, one_shot(1, 2))))
         assert client.codes((INSERT, row(1, one_shot(1)))) == [EXISTS]
         client.write((MODIFY, row(1, one_shot(3, 4, 5))))

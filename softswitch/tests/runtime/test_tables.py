@@ -247,8 +247,10 @@ def test_an_idle_entry_is_reported_each_time_that_its_timeout_ends(engine: Local
     assert len(engine.events) == 1
     engine.advance(base + second * 5 // 2)
     assert len(engine.events) == 2
+    engine.advance(base + second * 11 // 4)
     engine.inject(1, probe(Op.EXACT, c=9))
-    assert engine.advance(base + second * 3) == base + second * 7 // 2
+    assert engine.advance(base + second * 7 // 2) == base + second * 15 // 4
+    assert len(engine.events) == 2
 
 
 def test_a_timeout_of_a_nanosecond_does_not_fill_the_stream(engine: LocalEngine) -> None:
