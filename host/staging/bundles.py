@@ -5,10 +5,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
 from netfold.host.staging.device import Device, DeviceEvent, DeviceStream
+
+PLAIN: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+"""Bytes of an element -> a dtype that every operation of torch copies on every device."""
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory in a dtype that all operations of torch copy: on CUDA some of them lack uint16, say."""
+    return tensor.view(PLAIN.get(tensor.element_size(), tensor.dtype))
 
 
 def dense(tensor: torch.Tensor) -> bool:
@@ -81,8 +90,8 @@ class Bundle:
 
         def copy() -> None:
             # on the device, as a copy that does not wait may convert nothing
-            parts = [tensor.detach().resolve_conj().resolve_neg().reshape(-1) for tensor in several]
-            whole.copy_(parts[0].contiguous() if len(parts) == 1 else torch.cat(parts), non_blocking=True)
+            parts = [plain(tensor.detach().resolve_conj().resolve_neg()).reshape(-1) for tensor in several]
+            plain(whole).copy_(parts[0].contiguous() if len(parts) == 1 else torch.cat(parts), non_blocking=True)
 
         stream.wait_event(ready)
         device.enqueue(stream, copy)
@@ -114,10 +123,10 @@ class Bundle:
             there.copy_(whole, non_blocking=True)
             parts = there.split([tensor.numel() for tensor in several])
             pairs = [(several[place], parts[place].view(several[place].shape)) for place in which]
-            plain = [pair for pair in pairs if not (pair[0].is_neg() or pair[0].is_conj())]
-            if plain:
-                torch._foreach_copy_([into for into, _ in plain], [part for _, part in plain])
-            for into, part in pairs if len(plain) < len(pairs) else ():
+            as_they_are = [pair for pair in pairs if not (pair[0].is_neg() or pair[0].is_conj())]
+            if as_they_are:
+                torch._foreach_copy_(*([plain(one) for one in ones] for ones in zip(*as_they_are, strict=True)))
+            for into, part in pairs if len(as_they_are) < len(pairs) else ():
                 into.copy_(part)
 
         lane.device.enqueue(lane.back, copy)

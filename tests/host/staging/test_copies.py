@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,6 +190,47 @@ def test_several_small_tensors_cross_in_one_copy() -> None:
     call.order()
     assert [fill.tolist() for fill in fills] == [[[5, 5]] * 3, [6] * 4, [[1, 2], [3, 4]]]
     assert reads[3].tolist() == [[3, 3]] * 3
+
+
+COPIED = (torch.uint8, torch.int16, torch.int32, torch.int64, torch.complex128)
+"""Dtypes that CUDA's operations for several tensors copy, beside floats."""
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e8m0fnu, torch.complex64, torch.complex128]
+)
+def test_dtypes_of_every_size_cross_by_operations_of_few(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Several tensors are put together and copied back in dtypes that every device has; strided ones, negated and
+    conjugated views, single elements and none keep their values."""
+    foreach, cat = torch._foreach_copy_, torch.cat
+
+    def copied(into: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
+        assert {tensor.dtype for tensor in [*into, *parts]} <= set(COPIED)
+        foreach(list(into), list(parts))
+
+    def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        assert {tensor.dtype for tensor in parts} <= set(COPIED)
+        return cat(list(parts))
+
+    monkeypatch.setattr(torch, "_foreach_copy_", copied)
+    monkeypatch.setattr(torch, "cat", joined)
+    device = LateDevice()
+    lane = Staging(device.of).lane("test", [torch.zeros(1)])
+    assert lane is not None
+    tensors = [torch.arange(1, 7).view(2, 3).to(dtype).T, torch.tensor(9).to(dtype), torch.empty(0, 3).to(dtype)]
+    if dtype.is_complex:
+        tensors += [(torch.arange(4) * (1 + 1j)).to(dtype).conj(), torch._neg_view(torch.arange(4).to(dtype))]
+    wanted = [tensor.to(torch.complex128 if dtype.is_complex else torch.float64).tolist() for tensor in tensors]
+    call = Copies(lane, tensors, tensors)
+    assert len(call._bundles) == 1
+    call.arrive()
+    copies_of = call.swap(tensors)
+    for tensor in tensors:
+        tensor.copy_(torch.zeros(()))
+    assert [copy.to(torch.complex128 if dtype.is_complex else torch.float64).tolist() for copy in copies_of] == wanted
+    call.fill()
+    call.order()
+    assert [tensor.to(torch.complex128 if dtype.is_complex else torch.float64).tolist() for tensor in tensors] == wanted
 
 
 def test_a_capture_is_refused_by_name() -> None:
