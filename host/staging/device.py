@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, cached_property
 from typing import Any, Final, Protocol
 
 import torch
@@ -117,14 +117,32 @@ class Accelerator:
     def event(self) -> DeviceEvent:
         # who waits sleeps: ranks that share a machine with switches have no processor to wait with
         if self._place.type == "cuda":  # torch.Event keeps all threads waiting where the driver waits for room
-            event: DeviceEvent = self._module.Event(blocking=True)
+            event: DeviceEvent = self._events(blocking=True)
         else:
             event = torch.Event(device=self._place, blocking=True)
         return event
 
-    def on(self, stream: DeviceStream) -> AbstractContextManager[object]:
-        context: AbstractContextManager[object] = self._module.stream(stream)
-        return context
+    @contextmanager
+    def on(self, stream: DeviceStream) -> Iterator[None]:
+        # a thread of ours begins on device 0: the stream's context alone would end by opening that on each rank
+        with self._module.device(self._place), self._module.stream(stream):
+            yield
+
+    @cached_property
+    def _events(self) -> Any:
+        """CUDA's events, whose waits do not open device 0 on a thread that begins there either."""
+        module, place = self._module, self._place
+
+        class Event(module.Event):  # type: ignore[misc, name-defined]
+            def synchronize(self) -> None:
+                with module.device(place):
+                    super().synchronize()
+
+            def query(self) -> bool:
+                with module.device(place):
+                    return bool(super().query())
+
+        return Event
 
     def enqueue(self, stream: DeviceStream, work: Callable[[], object]) -> None:
         with self.on(stream), torch.inference_mode():
