@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records a training on one rank for `netfold what-if`: collectives, and the computing between them.
 
-    netfold.torch.record("trace.json")      # anywhere before the steps; each rank writes trace.rankN.json
+    netfold.torch.record("training.json")   # anywhere before the steps; each rank writes training.rankN.json
 
 It works with every backend of torch.distributed: torch's own are seen by their operators (c10d::allreduce_ and so on),
 which C++ code such as DistributedDataParallel's calls as well, and NetFold's by its group's methods.  Steps end where
