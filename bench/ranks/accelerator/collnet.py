@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from netfold.bench.ranks.accelerator.device import device, finish, rank_and_world, same, values
+from netfold.bench.ranks.accelerator.device import NOT_RUN, device, finish, rank_and_world, same, values
 from netfold.host.capi import library
 from netfold.topo.processes.failures import WrongData
 
@@ -27,7 +27,7 @@ def collnet() -> str:
 
     lacks = library.lacking()
     if lacks is not None or device().type != "cuda" or not dist.is_nccl_available():
-        return f"not run: {lacks or 'it needs NCCL and a CUDA device'}"
+        return f"{NOT_RUN}{lacks or 'it needs NCCL and a CUDA device'}"
     with tempfile.TemporaryDirectory(prefix="nccl-") as folder:
         return _sums(Path(folder) / "log")
 

@@ -48,14 +48,19 @@ def values(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
 
 def late(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     """The same on the device, filled only after much other work of the current stream."""
+    return behind_work(values(rank, count, dtype).to(device()))
+
+
+def behind_work(there: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor on the device, filled only after much other work of the current stream, for which the host
+    does not wait."""
     import torch
 
-    there = values(rank, count, dtype).to(device())
-    tensor = torch.full((count,), 99, device=device()).to(dtype)
+    tensor = torch.full(there.shape, 99, device=device()).to(there.dtype)
     busy = torch.ones(2048, 2048, device=device()) / 2048 if device().type != "cpu" else torch.ones(8, 8) / 8
     for _ in range(BACKLOG):
         busy = busy @ busy
-    return tensor.copy_(there + (busy[0, 0] * 0).to(dtype))
+    return tensor.copy_(there + (busy[0, 0] * 0).to(there.dtype))
 
 
 def same(what: str, got: torch.Tensor, expected: torch.Tensor) -> None:
@@ -70,6 +75,8 @@ def same(what: str, got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 Later = Callable[[], None]
+NOT_RUN: Final = "not run: "
+"""Begins what a check says which this machine cannot make."""
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from netfold.bench.ranks.accelerator.death import job_that_loses_a_rank
-from netfold.bench.ranks.accelerator.device import LONG, device, finish, late, rank_and_world, same, values
+from netfold.bench.ranks.accelerator.device import LONG, behind_work, device, finish, rank_and_world, same, values
 from netfold.topo.processes.failures import WrongData
 
 KERNELS: Final = 1500
@@ -50,24 +50,37 @@ def sums(group: Any) -> str:
     import torch.distributed as dist
 
     rank, world = rank_and_world()
-    found: list[tuple[str, torch.Tensor, torch.Tensor]] = []
-    begin = time.perf_counter()
-    for stream in (torch.accelerator.current_stream(), torch.get_device_module(device()).Stream(device=device())):
-        with torch.get_device_module(device()).stream(stream):
-            for dtype in (torch.float32, torch.bfloat16, torch.int32):
-                for count in (1, 3001, LONG + 1):
-                    mine = late(rank, count, dtype)
-                    work = dist.all_reduce(mine, group=group, async_op=True)
+    streams = torch.accelerator.current_stream(), torch.get_device_module(device()).Stream(device=device())
+    given = [  # before the first call: copies from the host would wait for what the device was given
+        (count, stream, values(rank, count, dtype).to(device()))
+        for dtype in (torch.float32, torch.bfloat16, torch.int32) for stream in streams
+        for count in (1, 3001, LONG + 1)
+    ]
+    finish()
+    found: list[torch.Tensor] = []
+    works: list[Any] = []
+
+    def call(*, floats: bool) -> None:
+        for count, stream, there in given:
+            if there.is_floating_point() == floats:
+                with torch.get_device_module(device()).stream(stream):
+                    found.append(behind_work(there))
+                    works.append(dist.all_reduce(found[-1], group=group, async_op=True))
                     if count > 1:
-                        work.wait()
-                    total = sum(values(one, count, torch.float64) for one in range(world)).to(dtype)
-                    found.append((f"{count} x {dtype}", mine, total))
-    back = time.perf_counter() - begin
+                        works[-1].wait()
+
+    begin = time.perf_counter()
+    call(floats=True)
+    ahead, back = not works[-1].is_completed(), time.perf_counter() - begin
+    call(floats=False)  # of which there is no NaN, so that the host waits
     dist.barrier(group)
     finish()
     done = time.perf_counter() - begin
-    for what, mine, total in found:
-        same(f"ahead, {what}", mine, total)
+    for mine in found:
+        total = sum(values(one, mine.numel(), torch.float64) for one in range(world)).to(mine.dtype)
+        same(f"ahead, {mine.numel()} x {mine.dtype}", mine, total)
+    if not ahead:
+        raise WrongData(f"the host was back after {back:.3f} s, when the device was done: expected it to be ahead")
     return f"host back after {back:.3f} s, device done after {done:.3f} s"
 
 
