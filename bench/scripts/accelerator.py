@@ -8,7 +8,8 @@
 Each stage is a process of its own, with a limit, on a fabric of softswitches in a sandbox; what ends badly is named,
 and the next stage begins.  ``checks`` makes each collective in several ways beside its right result, trains by each
 front end beside gloo, has a rank that dies, lets streams alone wait for sums, lets NCCL fold by NetFold's plug-in, and
-has at last two ranks a host that reduce on their devices themselves.  ``speed`` times allreduces of tensors on the
+has at last two ranks a host that reduce on their devices themselves.  The exit status is 1 if anything failed, or was
+not begun for lack of time.  ``speed`` times allreduces of tensors on the
 device and on the CPU, gloo's of tensors on the device beside them on a plain bridge with the same links, in interleaved
 rounds.  ``gpt2`` times steps of DistributedDataParallel with a model of 124 million parameters.  Needs torch, and its
 accelerator; with ``--device cpu`` the checks run without one.
@@ -31,10 +32,16 @@ from typing import Any, Final
 from netfold.bench.harness.processors import cpu_seconds
 from netfold.bench.harness.workers import Workers
 from netfold.bench.ranks.accelerator import CHECKS
+from netfold.bench.ranks.accelerator.device import NOT_RUN
 from netfold.fabric.generate import leafspine
 from netfold.topo.network import sandbox
+from netfold.topo.processes.failures import FabricFailed
 
 READY_SECONDS: Final = 90.0
+PATIENCE: Final = {"wait": 120.0}
+"""Seconds that a check may take, if other than 60: one of many parts, with a job of its own."""
+STARTS: Final = 2
+"""Times that a fabric may fail to start, one after the other, before its checks are given up."""
 WARMUP: Final = 2
 STAGES: Final = ("checks", "speed", "gpt2")
 
@@ -56,35 +63,40 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--stage", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    for name, known in (("only", STAGES), ("checks", CHECKS)):
+        if unknown := [one for one in getattr(options, name).split(",") if one not in known]:
+            parser.error(f"--{name}: {', '.join(map(repr, unknown))}: expected some of {','.join(known)}")
     if not options.device:
         import torch
 
         found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         if found is None:
-            print("no accelerator: torch has none here, nothing was run")
-            return
+            sys.exit("no accelerator: torch has none here, nothing was run")
         options.device = str(found.type)
     if options.stage:
         run_stage(options)
     else:
-        run_all(options)
+        sys.exit(run_all(options))
 
 
 # ---- the stages, one after another -----------------------------------------------------------------------------------
-def run_all(options: argparse.Namespace) -> None:
-    """Run each stage as a process; print what they print, and all figures at the end."""
-    ranks, rates = options.ranks.split(","), options.rates.split(",")
-    stages = [("checks", ranks[0], "none")] if "checks" in options.only else []
-    if "speed" in options.only:
+def run_all(options: argparse.Namespace) -> int:
+    """Run each stage as a process; print what they print, and all figures at the end.  Returns 1 if anything failed or
+    was not begun, else 0."""
+    ranks, rates, only = options.ranks.split(","), options.rates.split(","), options.only.split(",")
+    stages = [("checks", ranks[0], "none")] if "checks" in only else []
+    if "speed" in only:
         stages += [("speed", count, rate) for count in ranks for rate in rates]
-    if "gpt2" in options.only:
+    if "gpt2" in only:
         stages.append(("gpt2", ranks[0], "10gbit"))
-    end, rows = time.monotonic() + options.limit, []
+    end, failed = time.monotonic() + options.limit, False
+    rows: list[dict[str, Any]] = []
     for stage, count, rate in stages:
         left = end - time.monotonic()
         print(f"== {stage}, {count} ranks, links {rate}, {left:.0f} s left", flush=True)
         if left < 10:
             print("   not begun: no time is left", flush=True)
+            failed = True
             continue
         with tempfile.NamedTemporaryFile(mode="r", suffix=".json") as found:
             command = [
@@ -101,11 +113,13 @@ def run_all(options: argparse.Namespace) -> None:
                     status = "no time is left"
             if status:
                 print(f"   ended: {status}", flush=True)
+                failed = True
             rows += [json.loads(line) for line in found.read().splitlines()]
     text = json.dumps(rows)
     if options.json:
         options.json.write_text(text)
     print(text, flush=True)
+    return int(failed or any(row.get("error") for row in rows))
 
 
 class Stage:
@@ -179,34 +193,44 @@ def run_stage(options: argparse.Namespace) -> None:
 
 def checks(stage: Stage) -> None:
     """Run the checks; ``inside`` has two ranks a host."""
-    asked = [name for name in stage.options.checks.split(",") if name in CHECKS]
+    asked = stage.options.checks.split(",")
     run_checks(stage, [name for name in asked if name != "inside"])
     run_checks(stage, [name for name in asked if name == "inside"], members=2)
 
 
 def run_checks(stage: Stage, left: list[str], *, members: int = 1) -> None:
     """Run these checks; one that fails by its result leaves the ranks to the next."""
-    from netfold.bench.harness.workers import WorkerFailed
-
-    while left:
+    failures = 0
+    while left and failures < STARTS:
+        name = "start"
         try:
             with stage.running("fabric", members=members):
                 stage.ask("fabric", "join", backend="netfold", port=29700)
+                failures = 0
                 while left:
                     name = left.pop(0)
-                    begin = time.monotonic()
-                    answers = stage.ask("fabric", "check", name=name, dies=name == "death")
-                    seconds = time.monotonic() - begin
-                    wrong = next((answer["error"] for answer in answers if answer["error"]), "")
-                    stage.tell({"check": name, "error": wrong, "seconds": seconds, "found": answers[0]["found"]},
-                               f"{'FAILED' if wrong else 'ok':<7}{name:<14}{seconds:6.1f} s  "
-                               f"{wrong or answers[0]['found'] or ''}")
-                    if wrong:  # the ranks may be in different calls
+                    if run_check(stage, name):  # the ranks may be in different calls
                         break
-        except WorkerFailed as failed:
+        except FabricFailed as failed:
+            failures += name == "start"
             stage.tell({"check": name, "error": str(failed)}, f"FAILED {name}: {failed}")
             if stage.end - time.monotonic() < 30:
-                return
+                break
+    for name in left:
+        why = "not begun: the fabric does not start" if failures == STARTS else "not begun: no time is left"
+        stage.tell({"check": name, "error": why}, f"FAILED {name}: {why}")
+
+
+def run_check(stage: Stage, name: str) -> str:
+    """Run a check; what is wrong, or nothing.  Raises WorkerFailed."""
+    begin = time.monotonic()
+    answers = stage.ask("fabric", "check", PATIENCE.get(name, 60.0), name=name, dies=name == "death")
+    seconds, found = time.monotonic() - begin, str(answers[0]["found"] or "")
+    wrong = next((str(answer["error"]) for answer in answers if answer["error"]), "")
+    verdict = "FAILED" if wrong else "skipped" if found.startswith(NOT_RUN) else "ok"
+    stage.tell({"check": name, "error": wrong, "seconds": seconds, "found": found},
+               f"{verdict:<8}{name:<14}{seconds:6.1f} s  {wrong or found}")
+    return wrong
 
 
 def speed(stage: Stage) -> None:
