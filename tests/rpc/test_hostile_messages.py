@@ -206,3 +206,31 @@ async def test_a_refusal_keeps_its_code_however_long_its_words_are(character: st
         assert refused.value.invalid
     finally:
         await server.stop(None)
+
+
+async def test_the_word_of_a_controller_that_refuses_is_final(tmp_path: Path) -> None:
+    """Of several addresses, the next is asked where nobody answers at the first, and not where one there refuses."""
+    asked: list[str] = []
+
+    def at(name: str) -> grpc.aio.Server:
+        async def refuse(request: Leave) -> Leave:
+            asked.append(name)
+            raise rpc.Refusal(rpc.Code.NOT_FOUND, f"{name} knows no such job")
+
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((rpc.service("test.Refusals", {"Refuse": (Leave, refuse)}),))
+        server.add_insecure_port(f"unix:{tmp_path}/{name}")
+        return server
+
+    servers = [at("a"), at("b")]
+    for server in servers:
+        await server.start()
+    try:
+        for first in ("a", "nobody", "b"):
+            with pytest.raises(rpc.CallRefused, match="knows no such job"):
+                await rpc.call(f"unix:{tmp_path}/{first}, unix:{tmp_path}/b", "test.Refusals/Refuse",
+                               Leave("j", 0, 1), Leave, BOUND)
+        assert asked == ["a", "b", "b"]
+    finally:
+        for server in servers:
+            await server.stop(None)

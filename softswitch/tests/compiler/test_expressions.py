@@ -11,9 +11,12 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
+from softswitch.compiler import consteval
+from softswitch.compiler.types import Bits
 from switch_support.compiler import program, run
 
 Env = dict[str, int]
@@ -207,3 +210,13 @@ def check(inputs: dict[str, Type], roots: list[Node], envs: list[Env]) -> None:
 def test_expressions_have_their_value(case: tuple[dict[str, Type], list[Node], list[Env]]) -> None:
     """Whatever is computed from header fields comes out as the language says."""
     check(*case)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_constants_saturate_at_both_ends_of_their_type(signed: bool) -> None:
+    """Every sum and difference of two constants of four bits that does not fit is the nearest value that does."""
+    low, high = Type(4, signed).range
+    for a in range(low, high + 1):
+        for b in range(low, high + 1):
+            assert consteval.binary("|+|", a, b, Bits(4, signed)) == min(max(a + b, low), high)
+            assert consteval.binary("|-|", a, b, Bits(4, signed)) == min(max(a - b, low), high)

@@ -69,6 +69,20 @@ async def test_each_answer_gives_the_other_ranks_as_long_again(monkeypatch: pyte
     assert not job.left_early
 
 
+async def test_a_leaving_rank_that_registers_again_is_not_asked() -> None:
+    """It has all of its results, and nobody waits for it; one that comes late and does not leave is asked once."""
+    job = Job("j", 3, fell_back=True, watchers={1: asyncio.Queue()}, awaited={2})
+    going = asyncio.create_task(leaving.wait_for_others(job, 0, 3))
+    await asyncio.sleep(0)
+    assert job.departure is not None
+    assert leaving.registered(job, 0) == []
+    assert [leaving.registered(job, 2), leaving.registered(job, 2)] == [[Settle(3)], []]
+    assert job.departure.pending == {1, 2}
+    for rank in (1, 2):
+        leaving.settled(job, rank)
+    await going
+
+
 async def test_a_rank_leaves_when_nobody_lacks_anything(tmp_path: Path) -> None:
     """Not while another one has yet to finish what it has begun; ranks that leave themselves are not waited for."""
     async with rig(tmp_path) as r:

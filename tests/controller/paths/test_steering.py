@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from netfold.controller.paths.steering import CLEAR_INTERVAL, SUSPECT_SECONDS, Steering
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
-from netfold.controller.switch.path_tables import Forwarding
+from netfold.controller.switch.path_tables import NO_PORT, Forwarding
 from netfold.fabric.generate import leafspine, threetier
 from netfold.fabric.graph import Fabric
 from netfold.fabric.routing.clos import Clos, Path
@@ -274,3 +274,17 @@ def test_only_ports_of_the_fabrics_own_paths_name_one() -> None:
         udp = {roce.PATH_PORT + number for number in range(1, most + 1)}
         named = udp | {port for name in udp for port in tcp_ports(name)}
         assert {port for port in range(-70_000, 140_000) if steering.names_path(port)} == named
+
+
+def test_a_pin_of_a_path_that_leads_nowhere_is_not_the_operators() -> None:
+    """A path without its spine has no pin of RoCE at a leaf, whatever port an operator has chosen for it; once the
+    spine is back, the choice counts."""
+    fabric = leafspine(2, 2, 4)
+    steering, port = Steering(fabric), roce.PATH_PORT + 1
+    first, second = (link_between(fabric, "leaf1", spine) for spine in ("spine1", "spine2"))
+    chosen = next(end.port for end in fabric.links[second].ends if end.node == "leaf1")
+    steering.chosen["leaf1", "leaf2", port] = chosen
+    assert ways.pinned(ways.plan(steering, fabric.graph())["leaf1"], "leaf2", port) == chosen
+    lost = without(fabric, first, link_between(fabric, "leaf2", "spine1"))
+    assert ways.plan(steering, lost)["leaf1"].ports("leaf2", 1).roce == NO_PORT
+    assert ways.pinned(ways.plan(steering, fabric.graph())["leaf1"], "leaf2", port) == chosen

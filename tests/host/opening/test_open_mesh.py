@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
 from netfold.host.api.join_settings import JoinSettings
+from netfold.host.client.jobs import JobClient
+from netfold.host.client.path_client import PlannedPaths
+from netfold.host.opening import open_mesh
 from netfold.host.opening.open_mesh import PATHS_VARIABLE, path_choice
+from netfold.wire.plan import Plan
 
 
 def test_the_argument_counts_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +41,15 @@ def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PATHS_VARIABLE, "shortest")
     with pytest.raises(ValueError, match=r"paths='shortest'.*expected one of planned, hashed, spray, reps"):
         path_choice(None, "tcp")
+
+
+@pytest.mark.parametrize(("ports", "taken"), [([61441, 61442], [61441, 61442]), ([61441], [])])
+def test_recycled_ports_are_those_that_name_paths_and_the_plans_stream_ends(
+    ports: list[int], taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are several; the controller's later plans are of no use to packets that choose by themselves."""
+    planned = Mock(spec=PlannedPaths, ports=ports)
+    monkeypatch.setattr(open_mesh, "PlannedPaths", lambda client, plan: planned)
+    found = open_mesh._roce_paths(Mock(spec=Plan), Mock(spec=JobClient), "reps", 64)
+    assert found == {"ports": taken, "recycle": True, "reorder": 32}
+    planned.close.assert_called_once_with()
