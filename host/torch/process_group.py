@@ -12,12 +12,10 @@ bypasses the Python methods finds it.
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,6 +31,8 @@ from netfold.host.torch.arguments import factor_of, known_operation, only_tensor
 from netfold.host.torch.beside import Following, JoiningScatter, joinable_gather, warn_where_nothing_joins
 from netfold.host.torch.calls import started
 from netfold.host.torch.forked import leave_to_parent
+from netfold.host.torch.group_log import PathLog, warn_of_timeout
+from netfold.host.torch.inner_gloo import open_gloo
 from netfold.host.torch.inside_group import Inside
 from netfold.host.torch.messenger import Messenger, open_messenger
 from netfold.host.torch.reducer import Reducer
@@ -54,8 +54,6 @@ EXCHANGES = ("alltoall_base", "all_to_all_single")
 
 HELD = ("communicator", "_reducer", "_messenger", "_inner", "_say")
 """Attributes that a group holds until it is shut down."""
-
-log = logging.getLogger("netfold")
 
 
 class NetfoldGroup(dist.ProcessGroup):
@@ -88,7 +86,7 @@ class NetfoldGroup(dist.ProcessGroup):
         ) if size > 1 else None
         # The epoch tells this group's addresses from those that an earlier one has left in the same store.
         prefix = f"gloo/{communicator.plan.epoch}"
-        gloo = _gloo(dist.PrefixStore(prefix, store), communicator, timeout)
+        gloo = open_gloo(dist.PrefixStore(prefix, store), communicator, timeout)
         self._inner = dist.ProcessGroup(store, rank, size)
         for group in (self, self._inner):
             for kind in devices():
@@ -441,51 +439,6 @@ class NetfoldGroup(dist.ProcessGroup):
 
         pending = self._reducer.later(tensors, [*calls[:-1], last], name, following=following, joins=joins)
         return TorchWork(pending)
-
-
-@cache
-def warn_of_timeout(level: int, kept: float, asked: float) -> None:
-    """Warns, once for all groups, that a group's time-out cannot be changed."""
-    log.log(
-        level, "backend 'netfold': the time-out stays at %g s, and is not set to %g s, since it is fixed when a group "
-        "is made: give timeout= to init_process_group or new_group, or netfold.torch.Options(timeout=)", kept, asked
-    )
-
-
-class PathLog:
-    """Logs the path of a communicator's collectives, once for each kind."""
-
-    def __init__(self, comm: Communicator) -> None:
-        self._comm = comm
-        self._said: set[str] = set()
-
-    def is_new(self, kind: str) -> bool:
-        """True if nothing of this kind was logged yet."""
-        return kind not in self._said
-
-    def __call__(self, kind: str, path: str = "has no path through NetFold: gloo does it") -> None:
-        if self.is_new(kind):
-            self._said.add(kind)
-            log.info("%r: %s %s", self._comm, kind, path)
-
-
-def _gloo(store: dist.Store, communicator: Communicator, timeout: timedelta) -> dist.ProcessGroupGloo:
-    """A gloo group on the communicator's address, with its time-out; by default gloo takes the address of the host's
-    name, which may be on another network.
-
-    timeout  to wait for the other ranks here
-    """
-    rank, size = communicator.rank, communicator.size
-    if "GLOO_SOCKET_IFNAME" in os.environ:
-        group = dist.ProcessGroupGloo(store, rank, size, timeout)
-    else:
-        address = next(peer.address for peer in communicator.plan.peers if peer.rank == rank)
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-        options._timeout = timeout
-        group = dist.ProcessGroupGloo(store, rank, size, options)
-    group._set_default_timeout(timedelta(seconds=communicator.timeout))
-    return group
 
 
 def _method(name: str, how: Callable[..., Any], event: str) -> Any:

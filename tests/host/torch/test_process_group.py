@@ -28,8 +28,9 @@ from netfold.host.api.communicator import Communicator  # noqa: E402
 from netfold.host.errors import Closed, CollectiveTimeout, JoinRefused, PlanError  # noqa: E402
 from netfold.host.job_secret import derive  # noqa: E402
 from netfold.host.torch.creation import create  # noqa: E402
+from netfold.host.torch.group_log import warn_of_timeout  # noqa: E402
 from netfold.host.torch.join import plan_by_store  # noqa: E402
-from netfold.host.torch.process_group import NetfoldGroup, warn_of_timeout  # noqa: E402
+from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
 from netfold.host.torch.reducer import Reducer  # noqa: E402
 from netfold.host.torch.tensors import as_array, reduces  # noqa: E402
 from netfold.host.torch.work import TorchWork  # noqa: E402
