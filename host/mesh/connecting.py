@@ -330,7 +330,8 @@ class Connecting:
         except OSError as error:
             self._refuse(one, f"broke: {error.strerror or error}")
             return None
-        if outcome == Outcome.TAKEN and responder.lane is None:
+        # a peer whose connection crosses ours gives it up as it takes ours; another process waits for the verdict
+        if outcome == Outcome.TAKEN and responder.lane is None and not _has_ended(one.socket):
             log.warning("%s: %s proves to be rank %d, which has, or had, a connection already, and is refused: two "
                         "processes act as one rank", self._label, one.source, responder.peer)
         if outcome != Outcome.ACCEPTED:
@@ -365,6 +366,16 @@ class Connecting:
         self._refused += 1
         self._refused_last = why
         log.debug("%s: a connection is refused, because %s", self._label, why)
+
+
+def _has_ended(sock: socket.socket) -> bool:
+    """True if the other side has closed a connection from which all that it sent was read."""
+    try:
+        return not sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _send(sock: socket.socket, message: bytes) -> None:

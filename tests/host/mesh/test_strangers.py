@@ -228,9 +228,12 @@ def test_two_ranks_that_connect_to_each_other_agree_on_one_connection(order: lis
 
 
 @pytest.mark.parametrize("first_to_look", [0, 1])
-def test_meshes_that_connect_to_each_other_at_once_keep_the_connection_of_the_higher_rank(first_to_look: int) -> None:
-    """Each takes the same one for its only connection to the other, and sums go over it."""
-    with TcpRanks(2) as tcp:
+def test_meshes_that_connect_to_each_other_at_once_keep_the_connection_of_the_higher_rank(
+    first_to_look: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each takes the same one for its only connection to the other, sums go over it, and nobody takes the other
+    connection for that of a second process."""
+    with TcpRanks(2) as tcp, caplog.at_level(logging.WARNING, "netfold"):
         both = [mesh.operations.connections for mesh in tcp.meshes]
         links = [connections.links[1 - connections.rank] for connections in both]
         for connections, link in zip(both, links, strict=True):
@@ -246,6 +249,7 @@ def test_meshes_that_connect_to_each_other_at_once_keep_the_connection_of_the_hi
         assert second.getsockname() == first.getpeername()
         assert not any(connections.attempts() for connections in both)
         sums(tcp)
+    assert not caplog.records
 
 
 def test_a_stranger_who_starts_a_handshake_does_not_stop_the_rank_that_he_names() -> None:
