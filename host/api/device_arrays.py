@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from netfold.host.api.work import Work
@@ -42,12 +43,12 @@ class DeviceAllreduce:
             from netfold.host.staging.copies import Staging, TensorParts
         except ImportError as error:
             raise ValueError(
-                f"array is a {type(array).__module__}.{type(array).__name__} on a device, and torch, by which it would "
+                f"array is a {_class_of(array)} on a device, and torch, by which it would "
                 f"be copied, is not installed ({error}): pip install torch, or give a numpy array"
             ) from error
         self._allreduce, self._out, self._array = allreduce, out, array
         source = _as_tensor(array)
-        self._result = source.detach().clone() if out is None else _as_tensor(out)
+        self._result = source.detach().clone() if out is None else _as_tensor(out, filled=True)
         if self._result.shape != source.shape or self._result.dtype != source.dtype:
             raise ValueError(f"out is {self._result.dtype} of {tuple(self._result.shape)}: expected {source.dtype} of "
                              f"{tuple(source.shape)}")
@@ -88,8 +89,11 @@ class DeviceAllreduce:
         return work
 
 
-def _as_tensor(array: Any) -> torch.Tensor:
-    """A tensor of an array's memory, ordered behind the work that fills it.  Raises ValueError."""
+def _as_tensor(array: Any, *, filled: bool = False) -> torch.Tensor:
+    """A tensor of an array's memory, ordered behind the work that fills it.  Raises ValueError.
+
+    filled  the tensor is, so the array must not be read-only
+    """
     import torch
 
     try:
@@ -97,10 +101,34 @@ def _as_tensor(array: Any) -> torch.Tensor:
             return array.detach()
         if hasattr(array, "__dlpack__"):
             return torch.from_dlpack(array)
-        return torch.as_tensor(array, device=torch.accelerator.current_accelerator())
+        return _by_interface(array, filled)
     except (RuntimeError, TypeError, BufferError) as error:
-        raise ValueError(f"array is a {type(array).__module__}.{type(array).__name__}, whose memory torch cannot use: "
-                         f"{error}") from error
+        raise ValueError(f"array is a {_class_of(array)}, whose memory torch cannot use: {error}") from error
+
+
+def _by_interface(array: Any, filled: bool) -> torch.Tensor:
+    """The same by ``__cuda_array_interface__`` alone, of which torch ignores ``stream``, and refuses what is
+    read-only."""
+    import torch
+
+    given = dict(array.__cuda_array_interface__)
+    (pointer, read_only), stream = given["data"], given.get("stream")
+    if stream == 0:
+        raise ValueError(f"array is a {_class_of(array)} whose __cuda_array_interface__ has stream 0, which the "
+                         "interface does not allow: expected None, 1, 2 or a stream's address")
+    given["data"] = pointer, read_only and filled
+    held = SimpleNamespace(__cuda_array_interface__=given, array=array)
+    tensor = torch.as_tensor(held, device=torch.accelerator.current_accelerator())
+    if tensor.numel() and tensor.data_ptr() != pointer:  # torch has moved it
+        raise ValueError(f"array is a {_class_of(array)} on another device than torch's current one, {tensor.device}: "
+                         "expected an array there; choose its device by torch.cuda.set_device first")
+    if stream is not None:
+        torch.cuda.current_stream(tensor.device).wait_stream(torch.cuda.ExternalStream(stream, tensor.device))
+    return tensor
+
+
+def _class_of(array: object) -> str:
+    return f"{type(array).__module__}.{type(array).__name__}"
 
 
 def _as_array(part: torch.Tensor) -> tuple[Array, str | None]:

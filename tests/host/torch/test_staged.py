@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -445,7 +446,7 @@ class Foreign:
 def test_arrays_of_other_libraries_are_reduced_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """The result is an array of the same library, a new one or ``out``; bfloat16 is told by its dtype."""
     devices = LateDevice(1), LateDevice(2)
-    monkeypatch.setattr(device_arrays, "_as_tensor", lambda array: getattr(array, "held", array))
+    monkeypatch.setattr(device_arrays, "_as_tensor", lambda array, **_: getattr(array, "held", array))
 
     def rank(comm: Communicator) -> None:
         mine = Foreign(torch.arange(8.0) + comm.rank)
@@ -467,6 +468,41 @@ def test_arrays_of_other_libraries_are_reduced_where_they_are(monkeypatch: pytes
         assert on_every_rank(comms, rank) == [None] * 2
 
 
+class Interfaced:
+    """An array with ``__cuda_array_interface__`` alone, in the memory of a tensor."""
+
+    def __init__(self, held: torch.Tensor, *, read_only: bool = False, **more: Any) -> None:
+        self.__cuda_array_interface__ = {"data": (held.data_ptr(), read_only), "version": 3, **more}
+        self.held = held
+
+
+def test_an_array_of_cudas_interface_is_the_memory_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream that fills it is waited for, and read-only memory is read but not filled; memory of another device,
+    which torch would copy, and stream 0, are refused."""
+    waits: list[tuple[int, torch.device]] = []
+    places: list[torch.Tensor] = []
+
+    def as_tensor(given: Any, device: Any) -> torch.Tensor:
+        if given.__cuda_array_interface__["data"][1]:
+            raise TypeError("the read only flag is not supported")
+        return given.array.held if not places else places[0]
+
+    monkeypatch.setattr(torch, "as_tensor", as_tensor)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda pointer, place: (pointer, place))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda place: SimpleNamespace(wait_stream=waits.append))
+    for how in ({}, {"stream": None}, {"stream": 2}, {"stream": 0xA0}, {"read_only": True}):
+        array = Interfaced(torch.ones(3), **how)
+        assert device_arrays._as_tensor(array) is array.held
+    assert waits == [(2, torch.device("cpu")), (0xA0, torch.device("cpu"))]
+    with pytest.raises(ValueError, match="memory torch cannot use: the read only flag"):
+        device_arrays._as_tensor(Interfaced(torch.ones(3), read_only=True), filled=True)
+    with pytest.raises(ValueError, match="has stream 0, which the interface does not allow"):
+        device_arrays._as_tensor(Interfaced(torch.ones(3), stream=0))
+    places.append(torch.ones(3))
+    with pytest.raises(ValueError, match="Interfaced on another device than torch's current one"):
+        device_arrays._as_tensor(Interfaced(torch.ones(3)))
+
+
 def unused(device: LateDevice) -> tuple[int, int]:
     """Bytes of pinned memory in use, and calls whose copies the host begins, once the device has done everything."""
     for stream in device.streams:
@@ -479,7 +515,7 @@ def test_what_never_runs_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     """An allreduce that a closed communicator refuses, and one that is refused before its turn, give up their
     copies."""
     device = LateDevice()
-    monkeypatch.setattr(device_arrays, "_as_tensor", lambda array: getattr(array, "held", array))
+    monkeypatch.setattr(device_arrays, "_as_tensor", lambda array, **_: getattr(array, "held", array))
     with loopback_job(1) as (comm,):
         monkeypatch.setattr(staging.Staging.__init__, "__defaults__", (device.of,))
         started = comm._ranks.sequencer.later
