@@ -283,10 +283,11 @@ def check_flags() -> None:
     name = kind()
     if name is None:
         raise ValueError("torch has no accelerator here")
-    here = torch.empty(0, device=name).device
+    here: object = name
     try:
+        here = torch.empty(0, device=name).device
         _ = _accelerator(here).flags
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # torch's own where it was built for a device that is not there
         raise ValueError(f"{here}: {error}") from error
 
 

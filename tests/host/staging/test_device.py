@@ -13,7 +13,8 @@ from support import needs
 
 torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
-from netfold.host.staging.device import Accelerator  # noqa: E402
+from netfold.host.staging import device as devices  # noqa: E402
+from netfold.host.staging.device import Accelerator, check_flags  # noqa: E402
 
 
 class Runtime:
@@ -79,3 +80,15 @@ def test_a_thread_of_ours_opens_the_tensors_device_alone(monkeypatch: pytest.Mon
     on_new_thread(work)
     assert worked == [1, 0]
     assert set(runtime.opened) == {1}
+
+
+def test_a_device_that_is_not_there_is_refused_as_one_that_cannot_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that was built for CUDA names it on machines without a GPU, and raises an error of its own."""
+
+    def empty(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("Found no NVIDIA driver on your system")
+
+    monkeypatch.setattr(devices, "kind", lambda: "cuda")
+    monkeypatch.setattr(torch, "empty", empty)
+    with pytest.raises(ValueError, match=r"^cuda: Found no NVIDIA driver"):
+        check_flags()
