@@ -189,7 +189,7 @@ class Fabric(Settings, frozen=True, kw_only=True, dict=True):
 
     @property
     def controllers(self) -> str:
-        """Where jobs are served: the address of the controller, and that of its standby after a comma."""
+        """The addresses at which jobs are served: the controller's, and its standby's after a comma."""
         return self.jobs if self.standby is None else f"{self.jobs},{self.standby}"
 
     @property

@@ -57,7 +57,7 @@ FALLBACK_SHARE: Final = 0.5
 """Share of the ranks' patience after which they go on over TCP if it is unknown whether they reach each other."""
 
 EXPECTED: Final = (trees.NoTree, Exhausted, SwitchError)
-"""What may keep a job from other trees; anything else is a bug."""
+"""Errors that may keep a job from other trees; any other error is a bug."""
 
 
 class Recovery:
@@ -484,5 +484,5 @@ def _problem(error: Exception) -> str:
 
 
 def _if_unexpected(error: Exception) -> Exception | None:
-    """What the log is to show with its traceback."""
+    """The error if the log is to show its traceback, else None."""
     return None if isinstance(error, EXPECTED) else error

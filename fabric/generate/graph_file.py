@@ -162,7 +162,7 @@ def _merged(where: str, more: Sequence[Mapping[str, Any]], fewer: Sequence[Mappi
 
 
 def _stated(where: str, data: Mapping[str, Any]) -> Stated:
-    """What an edge says of its link, in whichever units."""
+    """The rate and the faults that an edge gives its link, in one unit."""
     rate, faults = _rate(where, data), _faults(where, data)
     try:
         return None if rate is None else bits_per_second(rate), tuple(sorted(faults.items()))

@@ -143,7 +143,7 @@ void nf_requester_probe(const nf_rc *rc, nf_requester *r, int64_t now) {
 }
 
 /* After a time-out an answer came, `age` after the first packet that it acknowledges was sent: does more go again?
- * What went by a path that is dead does, however soon the answer came. */
+ * Packets on a path that is dead do, however soon the answer came. */
 static void recover(const nf_rc *rc, nf_requester *r, int64_t age, int64_t now) {
     if (!r->probe_rtt) age = now - r->probed_at; /* of several repetitions the first may be what was answered */
     int64_t usual = r->srtt_doubtful || r->probe_rtt > r->rtt.srtt ? r->probe_rtt : r->rtt.srtt;

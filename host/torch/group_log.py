@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process group logs: the path of each kind of call, and requests that it does not follow."""
+"""The log of a process group: the path of each kind of call, and requests that it does not follow."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class PriorityOptimizer:
         self._left = len(self._buckets)
         """Number of buckets of this step that are not reduced yet."""
         self._closed = self._over = False
-        """Whether it was closed, and whether its thread is over, which runs nothing more."""
+        """True once it was closed, and once its thread has ended, which runs no further bucket."""
         broadcast_parameters(model.state_dict(), communicator=communicator)
         self._hooks = [p.register_post_accumulate_grad_hook(self._accumulated) for p in self._place]
         for module in model.modules():

@@ -96,7 +96,7 @@ def as_reals(what: str, op: ReduceOp | None, tensors: Any) -> Any:
 
 
 def replaced(tensors: Any, by: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """What a function makes of each tensor in nested lists and tuples, which become lists; anything else stays."""
+    """Nested lists and tuples, as lists, with the function's result for each tensor; anything else stays."""
     if isinstance(tensors, torch.Tensor):
         return by(tensors)
     return [replaced(part, by) for part in tensors] if isinstance(tensors, list | tuple) else tensors

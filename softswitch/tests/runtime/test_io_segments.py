@@ -294,7 +294,7 @@ def ip(v6: bool, protocol: int, payload: bytes, tags: bytes = b"", extension: by
     (True, b"", bytes([132, 0, 1, 4, 0, 0, 0, 0])),
 ], ids=["IPv4", "two tags", "IPv6", "extension header"])
 def test_sctp_packets_get_the_checksum_of_sctp(length: int, v6: bool, tags: bytes, extension: bytes) -> None:
-    """Of what hosts leave to the hardware SCTP alone has a CRC, over a field of zeros, whatever stands in it."""
+    """SCTP's checksum is a CRC over a packet whose checksum field counts as zero, whatever it holds."""
     body = random.Random(length).randbytes(length)
     frame, start = ip(v6, 132, body, tags, extension)
 

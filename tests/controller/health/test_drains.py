@@ -232,7 +232,7 @@ def test_drains_cut_nobody_off(data: st.DataObject) -> None:
 
 
 def test_the_smaller_part_of_the_hosts_is_what_is_cut_off() -> None:
-    """Of two parts that a fabric would fall into, the one with fewer hosts is named."""
+    """A drain that would cut the fabric in two names the part with fewer hosts."""
     fabric = leafspine(2, 1, 3)
     graph, drains = fabric.graph(), Drains(fabric)
     smaller = min((drains.hosts_of(leaf) for leaf in ("leaf1", "leaf2")), key=len)

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import queue
-import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +14,8 @@ from hypothesis import strategies as st
 from netfold import mpi
 from netfold.host.api.communicator import Communicator
 from netfold.host.api.group import Group
-from netfold.host.api.work import News, OperationSequencer, Work
-from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost
+from netfold.host.api.work import OperationSequencer
+from netfold.host.errors import NetFoldError
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.parameters.optimizers import Sgd
 from netfold.host.selection.cost import LinkCost
@@ -45,34 +42,6 @@ def on_ranks(ranks: int, work: Callable[[Group], Any], *, seed: int = 0, algorit
 def rows(rank: int, count: int) -> np.ndarray[Any, Any]:
     """Rows of two elements that show which rank they come from."""
     return np.stack([np.full(count, rank), np.arange(count)], axis=1)
-
-
-@pytest.mark.parametrize("reproducible", ["0", "1"])
-@pytest.mark.parametrize(("asked", "error", "says"), [
-    (("foo",), ValueError, r"op='foo': expected one of sum, average"),
-    ((200000,), ValueError, r"op=200000: expected one of sum, average"),
-    (("sum", "foo"), TypeError, r"elements of 'foo': expected one of float32"),
-    (("sum", np.float32), TypeError, r"elements of .*float32.*: expected one of float32"),
-    (("average", "int32"), TypeError, r"an average of integers is no integer"),
-])
-def test_a_path_is_told_for_what_an_allreduce_takes_alone(
-    monkeypatch: pytest.MonkeyPatch, reproducible: str, asked: tuple[Any, ...], error: type[Exception], says: str
-) -> None:
-    """Other operations and dtypes are refused by name, as the call would: they have no path."""
-    monkeypatch.setenv("NETFOLD_REPRODUCIBLE", reproducible)
-    with loopback_job(2) as comms:
-        with pytest.raises(error, match=says):
-            comms[0].path(*asked)
-        assert comms[0].path("max", "int32") == "innet"
-
-
-@pytest.mark.parametrize(("nbytes", "says"), [(-1, "nbytes=-1"), (64e6, "nbytes=64000000.0"), ("sum", "nbytes='sum'")])
-def test_a_size_that_no_collective_has_is_not_explained(nbytes: Any, says: str) -> None:
-    """Bytes are a whole number of 0 or more, also one of numpy's."""
-    with loopback_job(2) as comms:
-        with pytest.raises(ValueError, match=f"{says}: expected the bytes"):
-            comms[0].explain(nbytes)
-        assert comms[0].explain(np.int64(8)) == comms[0].explain(8)
 
 
 # ---- arrays ---------------------------------------------------------------------------------------------------------
@@ -328,170 +297,6 @@ def test_a_communicator_offers_all_collectives(rail: Any) -> None:
         folds = "does not fold" in comms[0].explain(4000, op="product")
         assert folds == (rail == "innet")
         assert "predicted" in comms[0].explain(4000, op="product")
-
-
-def test_asynchronous_operations_keep_their_order() -> None:
-    """Several are under way and waited for in any order, and a synchronous one comes after them."""
-
-    def work(comm: Communicator) -> list[float]:
-        works = [comm.iallreduce(np.full(3000, i + comm.rank, np.float64)) for i in range(8)]
-        ranks = comm.later(lambda: comm.all_gather(np.array([comm.rank])).tolist(), "who is there")
-        last = comm.allreduce(np.ones(1))[0]
-        assert all(one.done() for one in works)
-        assert ranks.wait(0) == [0, 1]
-        return [*[float(one.wait(60)[0]) for one in reversed(works)][::-1], float(last)]
-
-    with loopback_job(2, rail="tcp") as comms:
-        assert on_every_rank(comms, work) == [[2.0 * i + 1 for i in range(8)] + [2.0]] * 2
-
-
-def test_callbacks_come_once_the_work_is_done() -> None:
-    """They come in the order in which they were added, also for work that is done or failed; one that raises stops
-    nothing."""
-    with loopback_job(2, rail="tcp", timeout=60) as comms:
-        called: list[object] = []
-        work = comms[0].iallreduce(np.ones(3))
-        work.add_done_callback(lambda done: called.append(done.wait(0).tolist()))
-        work.add_done_callback(lambda done: 1 // 0)
-        work.add_done_callback(lambda done: sys.exit("on the communicator's thread"))
-        work.add_done_callback(lambda done: called.append(done.done()))
-        comms[1].allreduce(np.ones(3))
-        work.wait(20)
-        late: list[bool] = []
-        work.add_done_callback(lambda done: late.append(done.done()))
-        assert late == [True]
-        failed = comms[0].iallreduce(np.ones(3))
-        failed.add_done_callback(called.append)
-        comms[1].close()
-        with pytest.raises(PeerLost):
-            failed.wait(20)
-        comms[0].close()  # the thread that calls them has ended
-        assert called == [[2.0] * 3, True, failed]
-
-
-def test_what_fails_before_an_operation_reaches_the_waiter() -> None:
-    """The timeline has no room, say: the work is done, with that error."""
-    work = Work(lambda: 1, "an operation", News())
-
-    def fail() -> None:
-        raise OSError("no room")
-
-    work._starts = fail
-    work._run()
-    with pytest.raises(OSError, match="no room"):
-        work.wait(0)
-
-
-def test_waiting_is_bounded_and_errors_come_out_of_wait() -> None:
-    """wait(timeout) gives up alone; the operation's own timeout ends it with an error that later calls raise again."""
-    with loopback_job(2, rail="tcp", timeout=60) as comms:
-        work = comms[0].iallreduce(np.ones(10))
-        with pytest.raises(CollectiveTimeout, match=r"sum of 10 x float64: not done within the 0.01 s of wait"):
-            work.wait(0.01)
-        comms[1].allreduce(np.ones(10))
-        assert work.wait(20).tolist() == [2.0] * 10
-    with loopback_job(2, rail="tcp", timeout=0.5) as comms:
-        work = comms[0].iallreduce(np.ones(10))
-        with pytest.raises(CollectiveTimeout, match=r"rank 1 gone, stopped, or never called"):
-            work.wait(20)
-        assert work.done()
-        with pytest.raises(NetFoldError, match="never called"):
-            comms[0].barrier()
-        comms[0].close()
-        with pytest.raises(Closed):
-            comms[0].iallreduce(np.ones(10))
-
-
-def test_nothing_is_begun_while_a_communicator_waits_for_its_close() -> None:
-    """It is refused, and what was begun before is done: nothing stands behind the end of the queue for ever."""
-    order, gate = OperationSequencer("rank 0"), threading.Event()
-    first = order.later(lambda: gate.wait(20), "first")
-    closing = threading.Thread(target=order.close, daemon=True)
-    closing.start()
-    begun: list[Work[int]] = []
-
-    def begin_more() -> None:
-        for _ in range(5000):
-            begun.append(order.later(lambda: 1, "next"))
-            gate.wait(0.001)
-
-    with pytest.raises(Closed):
-        begin_more()
-    gate.set()
-    assert first.wait(20)
-    assert [work.wait(20) for work in begun] == [1] * len(begun)
-    closing.join(20)
-    assert not closing.is_alive()
-
-
-def test_what_a_close_overtakes_on_its_way_to_the_queue_ends() -> None:
-    """The work ends with Closed, as where a signal's handler closes in the middle of the call that begins it."""
-
-    class Overtaken(queue.SimpleQueue[Any]):
-        def put(self, work: Any, block: bool = True, timeout: float | None = None) -> None:
-            if work is not None:
-                order.close()
-            super().put(work)
-
-    order = OperationSequencer("rank 0")
-    order._queue = Overtaken()
-    late = order.later(lambda: 1, "late")
-    with pytest.raises(Closed):
-        late.wait(20)
-
-
-def test_threads_that_begin_the_first_work_at_once_share_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where another thread begins a work while the first work's thread is made, that thread runs both, and ends."""
-    order = OperationSequencer("rank 0")
-    second: list[Work[int]] = []
-    beside = threading.Thread(target=lambda: second.append(order.later(lambda: 2, "second")))
-    made: list[threading.Thread] = []
-
-    class Slow(threading.Thread):
-        def __init__(self, **how: Any) -> None:
-            super().__init__(**how)
-            made.append(self)
-            if len(made) == 1:
-                beside.start()
-                beside.join(0.2)  # it waits until this one was made
-
-    monkeypatch.setattr("netfold.host.api.work.threading.Thread", Slow)
-    first = order.later(lambda: 1, "first")
-    beside.join(20)
-    assert (first.wait(20), second[0].wait(20)) == (1, 2)
-    order.close()
-    assert [thread.is_alive() for thread in made] == [False]
-
-
-def test_a_close_while_the_first_thread_is_made_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The work ends, and its thread, as where a signal's handler closes in the middle of the call that begins it."""
-    order = OperationSequencer("rank 0")
-    begun: list[Work[int]] = []
-    caller = threading.Thread(target=lambda: begun.append(order.later(lambda: 1, "late")), daemon=True)
-
-    class Interrupted(threading.Thread):
-        def __init__(self, **how: Any) -> None:
-            super().__init__(**how)
-            order.close()
-
-    monkeypatch.setattr("netfold.host.api.work.threading.Thread", Interrupted)
-    caller.start()
-    caller.join(20)
-    assert begun[0].done(), "the call that begins a work waits for ever"
-    assert order._thread is not None
-    assert not order._thread.is_alive()
-
-
-def test_a_communicator_that_a_callback_closes_leaves_no_thread() -> None:
-    """The callback runs on that very thread, which ends after it; what stands behind is refused."""
-    order, gate = OperationSequencer("rank 0"), threading.Event()
-    work = order.later(lambda: gate.wait(20), "first")
-    work.add_done_callback(lambda done: order.close())
-    gate.set()
-    work.wait(20)
-    assert order._thread is not None
-    order._thread.join(20)
-    assert not order._thread.is_alive()
 
 
 # ---- operations that are cut off ------------------------------------------------------------------------------------

@@ -298,3 +298,10 @@ class LateDevice:
             if not waiting:
                 return
             self._chance.choice(waiting).step()
+
+    def left(self) -> tuple[int, int]:
+        """Bytes of pinned memory in use, and calls whose copies the host begins, once all given work is done."""
+        for stream in self.streams:
+            self.run(stream)
+        assert not self.pool.full
+        return self.pool.taken, self.by_host.others(None)
