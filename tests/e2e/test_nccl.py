@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NCCL's plug-in on a real fabric: programs in C call it as NCCL does, beside each other."""
+"""NCCL's plug-in on a real fabric: programs call it as NCCL does, beside each other."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from netfold.topo.processes.ranks import Ranks
 from support import needs
 from support.fabrics.fabrics import leafspine
 from support.hosts.c_programs import nccl_driver
-from support.sandboxes.topo import in_sandbox
+from support.sandboxes.topo import in_sandbox, program
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -30,15 +31,16 @@ BYTES = 4 * 3 * sum(range(2500, 6001, 500))
 @pytest.mark.timeout(200)
 @in_sandbox(timeout=180)
 def test_jobs_of_nccl_fold_beside_each_other_and_tell_of_ranks_that_are_not_there(tmp_path: Path) -> None:
-    """Two programs of four ranks have exact sums at the same time, and the switches have folded them.  In a third one
-    a rank's process ends, in a fourth one a rank closes too early, and in a fifth one a rank never comes: the others'
-    requests and connections fail, with the reason in NCCL's log."""
+    """Two programs of four ranks, of C and of Python, have exact sums at the same time, and the switches have folded
+    them.  In a third one a rank's process ends, in a fourth one a rank closes too early, and in a fifth one a rank
+    never comes: the others' requests and connections fail, with the reason in NCCL's log."""
     fabric = leafspine(2, 2, HOSTS, rate="200mbit", rundir=sandbox.rundir())
-    plugin, driver = library.build_plugin(), nccl_driver("exe")
+    plugin = library.build_plugin()
+    in_c, in_python = [str(nccl_driver("exe"))], [*program("rank_nccl.py"), str(nccl_driver("shared"))]
     with Network(fabric, logs=tmp_path / "logs") as network:
-        def start(job: str, what: str, ranks: int = HOSTS, **env: str) -> Ranks:
+        def start(job: str, what: str, ranks: int = HOSTS, by: Sequence[str] = in_python, **env: str) -> Ranks:
             (tmp_path / job).mkdir()
-            command = [str(driver), str(plugin), str(tmp_path / job), what]
+            command = [*by, str(plugin), str(tmp_path / job), what]
             return network.launch(command, job=job, hosts=fabric.hosts[:ranks], env=env)
 
         def ends(job: str, ranks: Ranks, failing: int = -1) -> str:
@@ -49,7 +51,7 @@ def test_jobs_of_nccl_fold_beside_each_other_and_tell_of_ranks_that_are_not_ther
             return log.read_text()
 
         absent = start("absent", "absent", ranks=1)
-        beside = {job: start(job, "everything") for job in ("red", "blue")}
+        beside = {"red": start("red", "everything", by=in_c), "blue": start("blue", "everything")}
         for job, ranks in beside.items():
             ends(job, ranks)
         folded = {switch.name: switch.folded.first for switch in network.status().switches}

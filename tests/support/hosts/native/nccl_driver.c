@@ -64,6 +64,12 @@ static double now(void) {
     return (double)at.tv_sec + (double)at.tv_nsec / 1e9;
 }
 
+/* A moment's pause.  Returns 0 once it is later than END: others have the processor while this rank waits. */
+static int waits(double end) {
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    return now() < end;
+}
+
 /* Tells all ranks this one's handle, and reads theirs. */
 static int exchange(struct rank me, const char *name, handles_t all, const char *mine) {
     char path[4096], there[4200];
@@ -74,26 +80,26 @@ static int exchange(struct rank me, const char *name, handles_t all, const char 
     double end = now() + WITHIN;
     for (int i = 0; i < me.world; i++) {
         snprintf(there, sizeof there, "%s/%s.%d", folder, name, i);
-        while (!(file = fopen(there, "r")) && now() < end) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        while (!(file = fopen(there, "r")) && waits(end));
         CHECK(file && fread(all[i], NCCL_NET_HANDLE_BYTES, 1, file) == 1 && !fclose(file));
     }
     return 0;
 }
 
 /* Begins until the plug-in has taken the request, and waits until a request has ended. */
-#define BEGIN(call, request)                 \
-    do {                                     \
-        double until = now() + WITHIN;       \
-        do GOOD(call);                       \
-        while (!(request) && now() < until); \
-        CHECK(request);                      \
+#define BEGIN(call, request)                \
+    do {                                    \
+        double until = now() + WITHIN;      \
+        do GOOD(call);                      \
+        while (!(request) && waits(until)); \
+        CHECK(request);                     \
     } while (0)
 
 static int ended(struct rank me, void *request, ncclResult_t expected, int bytes) {
     double end = now() + WITHIN;
     int done = 0, size = -1;
     ncclResult_t result = ncclSuccess;
-    while (!done && result == ncclSuccess && now() < end) result = me.coll->test(request, &done, &size);
+    while (!done && result == ncclSuccess && waits(end)) result = me.coll->test(request, &done, &size);
     if (result != expected) say("rank %d: result %d, expected %d\n", me.rank, result, expected);
     CHECK(done && result == expected);
     CHECK(result != ncclSuccess || size == bytes);
@@ -266,7 +272,7 @@ static int messages_at_once(struct rank me, void *sender, void *receiver) {
         for (int i = 0; i < begun; i++) {
             double end = now() + WITHIN;
             int there = 0, here = 0;
-            while ((!there || !here) && now() < end) {
+            while ((!there || !here) && waits(end)) {
                 if (!there) GOOD(me.net->test(sent[i], &there, NULL));
                 if (!here) GOOD(me.net->test(got[i], &here, &size));
             }
@@ -298,7 +304,7 @@ static int messages(struct rank me) {
     GOOD(me.net->accept(listener, &receiver, NULL));
     CHECK(!receiver);
     if (exchange(me, "messages", all, mine)) return 1;
-    for (double end = now() + WITHIN; (!sender || !receiver) && now() < end;) {
+    for (double end = now() + WITHIN; (!sender || !receiver) && waits(end);) {
         if (!sender) GOOD(me.net->connect(0, all[next], &sender, NULL));
         if (!receiver) GOOD(me.net->accept(listener, &receiver, NULL));
     }
@@ -311,7 +317,7 @@ static int messages(struct rank me) {
     }
     for (int left = COUNT, over = 0; left; left--) { /* the last one is asked for first */
         double end = now() + WITHIN;
-        for (done = 0; !done && now() < end;) {
+        for (done = 0; !done && waits(end);) {
             for (int i = 0; i < COUNT; i++) {
                 over = 0;
                 if (sent[i]) GOOD(me.net->test(sent[i], &over, NULL));
@@ -329,7 +335,7 @@ static int messages(struct rank me) {
     void *to = in;
     if (before == 0) {
         ncclResult_t result = me.net->irecv(receiver, 1, &to, &room, &tag, &none, &got[0]);
-        for (double end = now() + WITHIN; result == ncclSuccess && now() < end;)
+        for (double end = now() + WITHIN; result == ncclSuccess && waits(end);)
             result = me.net->test(got[0], &done, &size);
         CHECK(result == ncclRemoteError);
     }
@@ -408,15 +414,15 @@ static int closed(struct rank me) {
 /* A rank alone closes while its request waits, as FOLDER/waits says.  The sum comes all the same. */
 static int late(struct rank me) {
     void *comm, *request = NULL;
-    char waits[4096];
+    char file[4096];
     float given[100] = {1}, kept[100] = {0};
     ncclNetSGE_v8_t part = {NULL, given, sizeof given};
     if (connected(me, "late", 0, ncclSuccess, &comm)) return 1;
     BEGIN(me.coll->ireducescatter(comm, 1, &part, kept, sizeof kept, 0, sizeof given, FLOAT32, SUM, NULL, &request),
           request);
-    snprintf(waits, sizeof waits, "%s/waits", folder);
+    snprintf(file, sizeof file, "%s/waits", folder);
     double end = now() + WITHIN;
-    while (access(waits, F_OK) && now() < end) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    while (access(file, F_OK) && waits(end));
     GOOD(me.coll->closeColl(comm));
     for (int i = 0; i < 100; i++) CHECK(!kept[i]);
     return 0;
