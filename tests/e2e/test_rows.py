@@ -27,12 +27,11 @@ SHARES = {"softswitch": "1", "bmv2": "0.4"}
 @pytest.mark.parametrize("engine", ENGINES)
 @in_sandbox(timeout=200)
 def test_rows_are_right_whatever_is_lost(engine: Engine, tmp_path: Path) -> None:
-    """Two leaves and two spines, four ranks: every collective through the switches, exact at 0 and 2 % loss on all
-    links, with rows of unlike lengths and none."""
-    for loss in (0.0, 0.02):
-        fabric = leafspine(2, 2, 4, rate=RATES[engine], loss=loss, seed=3, engine=engine, rundir=sandbox.rundir())
-        with Network(fabric, logs=tmp_path / f"logs{loss}") as network:
-            output = network.launch([*program("rank_rows.py"), "7", SHARES[engine]], job="rows").wait(within=150)
-        results = [json.loads(lines[-1]) for lines in output]
-        assert [result["paths"] for result in results] == [["innet"]] * 4
-        assert loss == 0 or sum(result["retransmissions"] for result in results) > 0
+    """Two leaves and two spines, four ranks: every collective through the switches, exact at 2 % loss on all links,
+    with rows of unlike lengths and none."""
+    fabric = leafspine(2, 2, 4, rate=RATES[engine], loss=0.02, seed=3, engine=engine, rundir=sandbox.rundir())
+    with Network(fabric, logs=tmp_path / "logs") as network:
+        output = network.launch([*program("rank_rows.py"), "7", SHARES[engine]], job="rows").wait(within=150)
+    results = [json.loads(lines[-1]) for lines in output]
+    assert [result["paths"] for result in results] == [["innet"]] * 4
+    assert sum(result["retransmissions"] for result in results) > 0
