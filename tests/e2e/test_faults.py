@@ -87,7 +87,7 @@ def three_tiers(engine: Engine) -> Fabric:
     return threetier(2, 2, 2, 2, 8, rate=RATES[engine], seed=2, engine=engine, rundir=sandbox.rundir(), **ALL)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=200)
 def test_three_tiers_fold_and_recover_level_by_level(engine: Engine, tmp_path: Path) -> None:
     """Eight ranks over trees of three levels, one a spine, exact while every link loses, repeats and delays: switches

@@ -17,7 +17,7 @@ from netfold.topo.network import sandbox
 from support import needs
 from support.fabrics.fabrics import leafspine
 from support.sandboxes import processes
-from support.sandboxes.topo import ENGINES, ENGINES_LONG, in_sandbox, program, undisturbed
+from support.sandboxes.topo import ENGINES_LONG, in_sandbox, program, undisturbed
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
@@ -37,7 +37,7 @@ FRAME = 1100
 """Bytes of a packet on a link."""
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=200)
 def test_every_collective_is_exact_in_every_mode(engine: Engine, tmp_path: Path) -> None:
     """Each rank checks every element of its results."""
