@@ -30,6 +30,7 @@ from netfold.wire import roce
 
 pytestmark = pytest.mark.timeout(240)
 RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}
+LOSSES = {"softswitch": (0.0, 0.02), "bmv2": (0.02,)}
 MTU = 4096
 
 
@@ -56,9 +57,9 @@ def summed(engine: Engine, loss: float, tmp_path: Path) -> tuple[list[dict[str, 
 def test_a_fabric_of_4096_bytes_a_packet_folds(engine: Engine, tmp_path: Path) -> None:
     """int32 is exact, float32 within the bound, maxima, narrow lanes and saturation right, the same bits on all ranks
     with and without loss, repetition, reordering and corruption; a quarter of the packets, whose ICRCs hold, and of
-    which tshark, where it is there, reads the opcode and the length."""
+    which tshark, where it is there, reads the opcode and the length.  On BMv2 with all that alone."""
     digests = set()
-    for loss in (0.0, 0.02):
+    for loss in LOSSES[engine]:
         results, data = summed(engine, loss, tmp_path)
         assert {result["path_mtu"] for result in results} == {MTU}
         digests |= {result["digest"] for result in results}

@@ -30,20 +30,15 @@ ELEMENTS = {"softswitch": 100_003, "bmv2": 25_003}
 @pytest.mark.parametrize("engine", ENGINES_LONG)
 @in_sandbox(timeout=200)
 def test_a_ring_over_queue_pairs_needs_no_tree(engine: Engine, tmp_path: Path) -> None:
-    """Exact on every rank at 0 and 2 % loss on all links, TCP's set-up included, with no folding entry anywhere."""
-    digests = set()
-    for loss in (0.0, 0.02):
-        fabric = leafspine(2, 2, 4, rate=RATES[engine], loss=loss, seed=3, engine=engine, rundir=sandbox.rundir())
-        with Network(fabric, logs=tmp_path / f"logs{loss}") as network:
-            output = network.launch([*program("roce_sums.py"), "7", str(ELEMENTS[engine])], job="ring").wait(within=90)
-            lost = sum(link.a_to_b.lost + link.b_to_a.lost for link in network.status().links)
-        results = [json.loads(lines[-1]) for lines in output]
-        assert {result["trees"] for result in results} == {0}
-        assert (lost > 0) == (loss > 0)
-        if loss:
-            assert sum(result["retransmissions"] for result in results) > 0
-        digests |= {result["digest"] for result in results}
-    assert len(digests) == 1, "ranks or losses differ in the sums"
+    """Exact on every rank at 2 % loss on all links, TCP's set-up included, with no folding entry anywhere."""
+    fabric = leafspine(2, 2, 4, rate=RATES[engine], loss=0.02, seed=3, engine=engine, rundir=sandbox.rundir())
+    with Network(fabric, logs=tmp_path / "logs") as network:
+        output = network.launch([*program("roce_sums.py"), "7", str(ELEMENTS[engine])], job="ring").wait(within=90)
+        assert sum(link.a_to_b.lost + link.b_to_a.lost for link in network.status().links) > 0
+    results = [json.loads(lines[-1]) for lines in output]
+    assert {result["trees"] for result in results} == {0}
+    assert sum(result["retransmissions"] for result in results) > 0
+    assert len({result["digest"] for result in results}) == 1
 
 
 @in_sandbox(timeout=150)
