@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -24,6 +24,8 @@ from support.sandboxes.topo import TEMPLATES
 
 STATE: Final = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 """The folder in which controllers keep their state."""
+WARM: Final = pytest.StashKey[warm.WarmProcesses]()
+"""What tests in sandboxes fork switches and ranks from, in the pytest that has started the workers."""
 
 
 @pytest.fixture
@@ -67,10 +69,27 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the template, and remove the folder of the controllers' state."""
+    """End the template and the warm processes, and remove the folder of the controllers' state."""
     while TEMPLATES:
         TEMPLATES.pop().close()
+    if WARM in config.stash:
+        config.stash[WARM].close()
     config.stash[STATE].cleanup()
+
+
+def warm_folder(config: pytest.Config) -> str:
+    """Where the warm processes of this run listen; the pytest that has started the workers starts them once."""
+    if hasattr(config, "workerinput"):
+        return str(config.workerinput["warm"])
+    if WARM not in config.stash:
+        config.stash[WARM] = warm.WarmProcesses()
+    return config.stash[WARM].folder
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of xdist where the warm processes listen."""
+    node.workerinput["warm"] = warm_folder(node.config)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -85,4 +104,4 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
     gc.enable()
     if any(item.get_closest_marker("netns") for item in session.items) and not session.config.option.collectonly:
-        TEMPLATES.append(Template(session))
+        TEMPLATES.append(Template(session, warm_folder(session.config)))

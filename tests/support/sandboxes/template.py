@@ -56,12 +56,15 @@ class Answer(NamedTuple):
 
 
 class Template:
-    """The template of this pytest, to which it is bound: they end together."""
+    """The template of this pytest, to which it is bound: they end together.
 
-    def __init__(self, session: pytest.Session) -> None:
+    warm  folder in which the warm processes listen (warm.py)
+    """
+
+    def __init__(self, session: pytest.Session, warm: str) -> None:
         # the forks make their folders in one that is there: whoever makes it first would empty it for the others
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
-        self._warm = Warm()
+        self._warm = Warm(warm)
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         worker = os.getpid()
         sys.stdout.flush()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fork servers for sandboxes (topo/processes/fork_server.py).
 
-They are forked from processes of the worker that have imported everything.
+They are forked from processes that have imported everything, which all workers of a run share.
 
-    worker --> warm process --fork--> goes into a sandbox --fork--> fork server there --fork--> switch or rank
+    pytest --> warm process --fork--> goes into a sandbox --fork--> fork server there --fork--> switch or rank
 
 Each sandbox is new, and so are its fork servers, which would import all again, for a second of processor time a test.
 """
@@ -15,6 +15,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -35,26 +36,49 @@ START_SECONDS: Final = 180.0
 """Seconds for a process to import torch, on a machine that may be busy with others."""
 
 
-class Warm:
-    """The warm processes of a worker, which end with it."""
+class WarmProcesses:
+    """The warm processes of a run of tests, which its workers share, and which end with it."""
 
     def __init__(self) -> None:
-        self._lines: dict[tuple[str, ...], socket.socket] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="netfold-warm-")
+        self.folder = self._folder.name
+        """Where they listen."""
+        self._lives: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        for modules, imported in IMPORTED.items():
-            self._lines[modules], theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
+        for kind, imported in enumerate(IMPORTED.values()):
+            life, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._lives.append(life)
+            with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                listener.bind(f"{self.folder}/{kind}")
+                listener.listen()
+                files = theirs.fileno(), listener.fileno()
                 self._processes.append(subprocess.Popen(
-                    [sys.executable, warm_process.__file__, str(theirs.fileno()), *imported], stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()], env={**os.environ, **ranks.SETTINGS}, start_new_session=True,
+                    [sys.executable, warm_process.__file__, *map(str, files), *imported], stdin=subprocess.DEVNULL,
+                    pass_fds=files, env={**os.environ, **ranks.SETTINGS}, start_new_session=True,
                 ))
 
     def close(self) -> None:
         """End them."""
-        for line in self._lines.values():
-            line.close()
+        for life in self._lives:
+            life.close()
         for process in self._processes:
             process.wait(forks.STOP_SECONDS)
+        self._folder.cleanup()
+
+
+class Warm:
+    """The lines of a worker to the warm processes, which listen in ``folder``."""
+
+    def __init__(self, folder: str) -> None:
+        self._lines: dict[tuple[str, ...], socket.socket] = {}
+        for kind, modules in enumerate(IMPORTED):
+            line = self._lines[modules] = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            line.connect(f"{folder}/{kind}")
+
+    def close(self) -> None:
+        """Close them."""
+        for line in self._lines.values():
+            line.close()
 
     def serve_here(self) -> None:
         """From now on, fork servers of this process, which is in a sandbox, come from here."""

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that imports what switches or ranks need, and that forks fork servers of sandboxes (warm.py).
 
-    python warm_process.py FD MODULE...
+    python warm_process.py LIFE LISTENER MODULE...
 
-Each message at FD, a SOCK_SEQPACKET socket, starts one; with the first it imports.  With a message come a file that
-holds the JSON of its folder and its environment, the socket that it serves (topo/processes/fork_server.py), at which it
-says its number first, and the namespaces of the sandbox.
+LIFE and LISTENER are descriptors of SOCK_SEQPACKET sockets.  When the other end of LIFE is closed, it ends.  Each
+message over a connection to LISTENER starts one; with the first it imports.  With a message come a file that holds the
+JSON of its folder and its environment, the socket that it serves (topo/processes/fork_server.py), at which it says its
+number first, and the namespaces of the sandbox.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import ctypes
 import gc
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -28,22 +30,32 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Fork servers until the socket is closed; in each process that one of them forks, run its program."""
+    """Fork servers until LIFE is closed; in each process that one of them forks, run its program."""
     del sys.path[0]  # this folder
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    requests, imported = socket.socket(fileno=int(sys.argv[1])), False
+    life, listener = (socket.socket(fileno=int(word)) for word in sys.argv[1:3])
+    lines, imported = [life, listener], False
     while True:
-        _, files, _, _ = socket.recv_fds(requests, 1, 2 + len(KINDS))
-        if not files:
+        line = select.select(lines, [], [])[0][0]
+        if line is life:
             return
+        if line is listener:
+            lines.append(listener.accept()[0])
+            continue
+        _, files, _, _ = socket.recv_fds(line, 1, 2 + len(KINDS))
+        if not files:
+            lines.remove(line)
+            line.close()
+            continue
         if not imported:
-            forked_program.import_all(sys.argv[2:])
+            forked_program.import_all(sys.argv[3:])
             gc.collect()
             gc.freeze()
             imported = True
         pid = os.fork()
         if pid == 0:
-            requests.close()
+            for each in lines:
+                each.close()
             forked = _serve(*files)
             if forked is not None:
                 forked_program.run(forked)
