@@ -36,19 +36,25 @@ def netfold(*words: str) -> str:
     return said
 
 
-@pytest.fixture
-def fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the fabric says."""
+    return tmp_path_factory.mktemp("fabric") / "run.log"
+
+
+@pytest.fixture(scope="module")
+def fabric(log: Path) -> Iterator[subprocess.Popen[str]]:
     """`netfold run` with a job that sums until it is ended, each sum checked by every rank.  Commands are for this
-    fabric, whichever else run on the machine meanwhile."""
+    fabric, whichever else run on the machine meanwhile.  The last test ends it."""
     command = [*NETFOLD, "run", "--topo", "leafspine,2,2,4", "--rate", "200mbit", "--faults", "--", "sh", "-c",
                'echo "folder ${NETFOLD_CONTROLLER%/*}"; exec "$@"', "rank"]
-    with (tmp_path / "run.log").open("w") as errors:
+    with log.open("w") as errors, pytest.MonkeyPatch.context() as patch:
         running = subprocess.Popen([*command, *program("rank_rounds.py"), "1", str(ROUNDS), "20000"], text=True,
                                    stdout=subprocess.PIPE, stderr=errors, env=os.environ | {"PYTHONUNBUFFERED": "1"})
         try:
             assert running.stdout is not None
             folder = next(found[1] for line in running.stdout if (found := re.search(r"folder unix:(.*)", line)))
-            monkeypatch.setenv(FAULTS_VARIABLE, f"{folder}/{SOCKET}")
+            patch.setenv(FAULTS_VARIABLE, f"{folder}/{SOCKET}")
             yield running
         finally:
             running.terminate()
@@ -68,56 +74,6 @@ def rounds(running: subprocess.Popen[str], more: int) -> int:
             if more == 0:
                 return int(found[1])
     raise AssertionError(f"the job ended with status {running.wait(40)}")
-
-
-def test_faults_by_command_end_by_themselves_and_no_sum_is_wrong(
-    fabric: subprocess.Popen[str], tmp_path: Path
-) -> None:
-    """Packets are lost, a spine is killed and another restarted, a link flaps and the controller is away: the job goes
-    on over all of it.  A rank that is killed ends it, and the others name it."""
-    rounds(fabric, 3)
-    assert "no faults" in netfold("fault", "list")
-    assert "seed 4" in netfold("fault", "loss", "leaf1-spine1", "--share", "0.02", "--seed", "4", "--for", "1s")
-    rounds(fabric, 5)
-    assert "spine2 is killed" in netfold("fault", "kill", "spine2", "--for", "1s")
-    rounds(fabric, 5)
-    command = [*NETFOLD, "fault", "kill", "spine9"]
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert refused.returncode != 0
-    assert "spine9" in refused.stderr
-    assert "in turn" in netfold("fault", "flap", "leaf2-spine1", "--period", "300ms", "--for", "900ms")
-    rounds(fabric, 3)
-    settled(fabric)
-    assert "spine1" in netfold("fault", "restart", "spine1")
-    rounds(fabric, 3)
-    assert "controller" in netfold("fault", "kill", "controller", "--for", "500ms")
-    rounds(fabric, 3)
-    settled(fabric)
-    assert fabric.poll() is None
-    assert "rank 3" in netfold("fault", "kill", "rank3")
-    assert fabric.stdout is not None
-    fabric.stdout.read()  # the others end by themselves, soon
-    assert fabric.wait(60) != 0
-    assert re.search("lost rank 3 at|rank 3 .* is not there any more", (tmp_path / "run.log").read_text())
-
-
-def settled(fabric: subprocess.Popen[str]) -> None:
-    """Wait until all faults have ended by themselves, while sums go on, and a controller watches all ranks."""
-    while "no faults" not in netfold("fault", "list"):
-        rounds(fabric, 1)
-    while not watched():
-        rounds(fabric, 1)
-    rounds(fabric, 3)
-
-
-def watched() -> bool:
-    """True if a controller answers, with whom all ranks of the job have registered, and has all switches and links."""
-    status, said = invoked("netfold status --json")
-    if status != 0:
-        return False
-    seen = json.loads(said)
-    return [job["awaited"] for job in seen["jobs"]] == [[]] and all(
-        part["up"] for part in (*seen["switches"], *seen["links"]))
 
 
 @pytest.mark.needs("tshark")
@@ -182,3 +138,50 @@ def test_a_packet_is_recorded_on_its_whole_way(fabric: subprocess.Popen[str]) ->
         assert isinstance(refused, faults.Refused)
         assert why in refused.why
     rounds(fabric, 3)
+
+
+def test_faults_by_command_end_by_themselves_and_no_sum_is_wrong(fabric: subprocess.Popen[str], log: Path) -> None:
+    """Packets are lost, a spine is killed and another restarted, a link flaps and the controller is away: the job goes
+    on over all of it.  A rank that is killed ends it, and the others name it."""
+    rounds(fabric, 3)
+    assert "no faults" in netfold("fault", "list")
+    assert "seed 4" in netfold("fault", "loss", "leaf1-spine1", "--share", "0.02", "--seed", "4", "--for", "1s")
+    rounds(fabric, 5)
+    assert "spine2 is killed" in netfold("fault", "kill", "spine2", "--for", "1s")
+    rounds(fabric, 5)
+    status, refused = invoked("netfold fault kill spine9")
+    assert status != 0
+    assert "spine9" in refused
+    assert "in turn" in netfold("fault", "flap", "leaf2-spine1", "--period", "300ms", "--for", "900ms")
+    rounds(fabric, 3)
+    settled(fabric)
+    assert "spine1" in netfold("fault", "restart", "spine1")
+    rounds(fabric, 3)
+    assert "controller" in netfold("fault", "kill", "controller", "--for", "500ms")
+    rounds(fabric, 3)
+    settled(fabric)
+    assert fabric.poll() is None
+    assert "rank 3" in netfold("fault", "kill", "rank3")
+    assert fabric.stdout is not None
+    fabric.stdout.read()  # the others end by themselves, soon
+    assert fabric.wait(60) != 0
+    assert re.search("lost rank 3 at|rank 3 .* is not there any more", log.read_text())
+
+
+def settled(fabric: subprocess.Popen[str]) -> None:
+    """Wait until all faults have ended by themselves, while sums go on, and a controller watches all ranks."""
+    while "no faults" not in netfold("fault", "list"):
+        rounds(fabric, 1)
+    while not watched():
+        rounds(fabric, 1)
+    rounds(fabric, 3)
+
+
+def watched() -> bool:
+    """True if a controller answers, with whom all ranks of the job have registered, and has all switches and links."""
+    status, said = invoked("netfold status --json")
+    if status != 0:
+        return False
+    seen = json.loads(said)
+    return [job["awaited"] for job in seen["jobs"]] == [[]] and all(
+        part["up"] for part in (*seen["switches"], *seen["links"]))
