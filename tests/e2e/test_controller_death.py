@@ -22,7 +22,7 @@ pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 from netfold.topo.network.net import Network
 
 pytestmark = pytest.mark.timeout(300)
-RATES = {"softswitch": "1gbit", "bmv2": "50mbit"}
+RATES = {"softswitch": "50mbit", "bmv2": "50mbit"}
 
 
 def fabric_of(engine: Engine) -> Fabric:

@@ -28,7 +28,7 @@ pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 from netfold.topo.network.net import Network
 
 pytestmark = pytest.mark.timeout(300)
-RATES = {"softswitch": "1gbit", "bmv2": "50mbit"}
+RATES = {"softswitch": "50mbit", "bmv2": "50mbit"}
 NEVER = 3600.0
 """`Fabric.steady`: what returns is used by running jobs where nothing else is left, and by none by choice."""
 
@@ -105,7 +105,7 @@ def test_a_switch_whose_native_process_hangs_is_repaired(tmp_path: Path) -> None
     fabric = fabric_of("softswitch", probe=0.05)
     with Network(fabric, logs=tmp_path / "logs") as network, Steady(network, seed=10) as steady:
         # while a server is silent, a link that carries nothing for a tenth of a second is down: a busy machine has such
-        assert 0 in [rounds_of_a_silent_server(network, steady) for _ in range(3)]
+        assert any(rounds_of_a_silent_server(network, steady) == 0 for _ in range(3))
         stopped = time.monotonic()
         FaultInjector(network).stop_native("spine1")
         steady.repaired("spine1")
