@@ -6,14 +6,13 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from netfold.bench.commands import allreduce
 from netfold.bench.commands.allreduce import AllreduceTurn
@@ -27,6 +26,7 @@ from netfold.testing import MemoryFabric, MemoryMesh
 from netfold.topo.processes import allreduce_rank, reduction_data
 from netfold.topo.processes.allreduce_rank import RankSetup
 from support import needs
+from support.sandboxes.topo import in_sandbox
 
 COMMANDS: Final = get_command(app).commands["bench"].commands  # type: ignore[attr-defined]
 
@@ -253,19 +253,18 @@ def test_what_cannot_carry_the_reduction_is_left_out_and_that_is_said(capsys: py
         allreduce.measurable(AllreduceOptions(algorithms="innet", operation="prod"))
 
 
-@pytest.mark.netns
-@pytest.mark.needs("namespaces", "mininet")
 @pytest.mark.timeout(150)
+@pytest.mark.usefixtures("torch_in_forks")
+@in_sandbox(timeout=140)
 def test_a_small_run_measures_every_algorithm(tmp_path: Path) -> None:
     """Every algorithm has a row as documented, on the engine that it belongs to, with right sums."""
     names = ["innet", "roce", "ring", "ring@bridge", "gloo"]
     out = tmp_path / "rows.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "netfold.cli", "bench", "allreduce", "-b", "64K", "-e", "256K", "-n", "1",
-         "--rounds", "1", "--ranks", "4", "--rate", "200mbit", "--algorithms", ",".join(names), "--rows", str(out)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(app, [
+        "bench", "allreduce", "-b", "64K", "-e", "256K", "-n", "1", "--rounds", "1", "--ranks", "4", "--rate",
+        "200mbit", "--algorithms", ",".join(names), "--rows", str(out),
+    ])
+    assert done.exit_code == 0, done.output
     without = needs.missing("torch") is not None
     assert ("torch is not installed (pip install torch): no figures of gloo" in done.stderr) == without
     if without:

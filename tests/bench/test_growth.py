@@ -3,28 +3,23 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from netfold.bench.growth import fabric, figures, program
 from netfold.bench.growth.controller import STAGES, ControllerRow
 from netfold.bench.growth.fabric import FabricRow
 from netfold.bench.options.sums import GrowthOptions
 from netfold.bench.scripts import rows
+from netfold.cli.app import app
 from softswitch.compiler.driver import compile_source
+from support.sandboxes.topo import in_sandbox
 
 ROW = FabricRow("innet", "softswitch", 8, 1 << 20, "float32", "sum", 32, 1024, 0.01, 0.01, 0.02, 1e8, 1.75e8, "1gbit",
                 0.93, 0.002, 0.004, 0.5, 0, 0, "", "", "link", "a machine", 1.0, 1, "innet")
-
-
-def command(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user does."""
-    return subprocess.run([sys.executable, "-m", "netfold.cli", "bench", "growth", "--out", str(out), *words],
-                          capture_output=True, text=True, timeout=200, check=False)
 
 
 def test_a_figure_says_what_was_the_limit() -> None:
@@ -75,13 +70,14 @@ def test_figures_that_there_are_not_are_refused(tmp_path: Path) -> None:
         figures.run(GrowthOptions(what="ranks", out=tmp_path, draw=True))
 
 
-@pytest.mark.netns
-@pytest.mark.needs("namespaces", "mininet", "matplotlib")
+@pytest.mark.needs("matplotlib")
+@in_sandbox(timeout=200)
 def test_quick_figures_are_measured_and_drawn(tmp_path: Path) -> None:
     """A small run of a fabric and of a controller leaves rows and figures, and they can be drawn again."""
-    done = command(tmp_path, "--quick", "--what", "credits,controller,jobs", "--rate", "none")
+    done = CliRunner().invoke(app, ["bench", "growth", "--out", str(tmp_path), "--quick", "--what",
+                                    "credits,controller,jobs", "--rate", "none"])
 
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.exit_code == 0, done.output
     (row,) = msgspec.json.decode((tmp_path / "growth-credits.json").read_bytes(), type=list[FabricRow])
     assert (row.credits, row.rate, row.link_fraction, row.wrong) == ("1x16", "", 0.0, 0)
     (scale,) = msgspec.json.decode((tmp_path / "growth-controller.json").read_bytes(), type=list[ControllerRow])

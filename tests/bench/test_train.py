@@ -5,20 +5,21 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from netfold.bench.commands import train_report
 from netfold.bench.options.training import TrainOptions
 from netfold.bench.ranks.train_command import TrainCommand, TrainResult
 from netfold.bench.ranks.trainers import JoinedOperations
+from netfold.cli.app import app
 from netfold.topo.processes.failures import WrongData
+from support.sandboxes.topo import in_sandbox
 
 DEFAULTS: dict[str, Any] = {"backends": "gloo,netfold", "lane_bits": "32,16"}
 RESULT = TrainResult(
@@ -154,19 +155,19 @@ def test_sleeping_layers_compute_the_same(model: str, monkeypatch: pytest.Monkey
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-@pytest.mark.netns
-@pytest.mark.needs("namespaces", "mininet", "torch")
+@pytest.mark.needs("torch")
 @pytest.mark.timeout(150)
+@pytest.mark.usefixtures("torch_in_forks")
+@in_sandbox(timeout=140)
 def test_a_small_run_measures_every_backend(tmp_path: Path) -> None:
     """Every backend has a row with right losses, by the path that it should take."""
     out = tmp_path / "rows.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "netfold.cli", "bench", "train", "--ranks", "2", "--topo", "leafspine,1,0,2", "--width",
-         "64", "--batch", "2", "--steps", "2", "--rounds", "1", "--lane-bits", "16", "--backends",
-         "gloo,netfold,fsdp,hsdp,fsdp2-gloo@fabric,fsdp2-together,priority", "--rows", str(out)],
-        capture_output=True, text=True, timeout=140, check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(app, [
+        "bench", "train", "--ranks", "2", "--topo", "leafspine,1,0,2", "--width", "64", "--batch", "2", "--steps", "2",
+        "--rounds", "1", "--lane-bits", "16", "--backends",
+        "gloo,netfold,fsdp,hsdp,fsdp2-gloo@fabric,fsdp2-together,priority", "--rows", str(out),
+    ])
+    assert done.exit_code == 0, done.output
     rows = json.loads(out.read_text())
     assert [(row["backend"], row["lane_bits"], row["network"]) for row in rows] == [
         ("gloo", 32, "bridge"), ("netfold", 16, "softswitch"), ("fsdp", 32, "softswitch"),
