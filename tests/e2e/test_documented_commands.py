@@ -27,7 +27,7 @@ from netfold.topo.network.net import Network
 @in_sandbox(timeout=140)
 def test_command_lines_of_the_pages_work_on_a_running_fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each ends with its status and says what it should, while four ranks sum."""
-    fabric = leafspine(2, 2, 4, rate="200mbit", rundir=sandbox.rundir())
+    fabric = leafspine(2, 2, 4, rate="50mbit", rundir=sandbox.rundir())
     fabric = msgspec.structs.replace(fabric, faults=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NETFOLD_CONTROLLER", fabric.jobs)

@@ -22,7 +22,7 @@ from netfold.topo.network.net import Network
 
 pytestmark = pytest.mark.timeout(300)
 RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}
-MESHES = {"softswitch": 6, "bmv2": 3}
+MESHES = 3
 """Random meshes of the four ranks; tests/host/api/test_group_folds.py has more, in memory."""
 ACROSS = ("0 2", "1 3", "0 1 2", "3 1 2", "3 0")
 """Groups with something to gain."""
@@ -41,7 +41,7 @@ def test_the_groups_of_a_mesh_fold_beside_their_job(engine: Engine, tmp_path: Pa
     that are left shrink, let another rank in, and make groups anew each time."""
     fabric = leafspine(2, 2, 4, rate=RATES[engine], loss=0.02, seed=3, engine=engine, rundir=sandbox.rundir())
     with Network(fabric, logs=tmp_path / "logs") as network:
-        ranks = network.launch([*program("rank_groups.py"), "7", str(tmp_path), str(MESHES[engine])],
+        ranks = network.launch([*program("rank_groups.py"), "7", str(tmp_path), str(MESHES)],
                                job="mesh")
         status, end = network.status(), time.monotonic() + 150
         while sum(job.group_of == "mesh" and job.state == "active" for job in status.jobs) < len(ACROSS):
