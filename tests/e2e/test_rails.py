@@ -28,7 +28,10 @@ from netfold.topo.network.planes import Planes, on_plane, side_by_side
 from netfold.topo.processes.ranks import Ranks
 
 pytestmark = pytest.mark.timeout(200)
-SIZES = {"softswitch": ("100mbit", 2 << 20), "bmv2": ("10mbit", 512 << 10)}
+RATES = {"softswitch": "25mbit", "bmv2": "10mbit"}
+NBYTES = 512 << 10
+FASTER = "100mbit"
+"""Rate of links on which ranks do more than sum."""
 
 PAUSE = 0.01
 """Seconds that ranks compute in a step, for which others have the processor."""
@@ -72,12 +75,11 @@ def cut_and_back(
     rails: str, engine: Engine, tmp_path: Path, standstill: float = 0.0,
     then: Callable[[Planes], None] = lambda planes: None,
 ) -> None:
-    rate, nbytes = SIZES[engine]
-    one = leafspine(1, 0, 4, rate=rate, engine=engine)
+    one = leafspine(1, 0, 4, rate=RATES[engine], engine=engine)
     results = []
     fabrics = side_by_side([one] * len(rails.split("+")), sandbox.rundir())
     with Planes(fabrics, logs=tmp_path / "logs") as planes:
-        ranks = planes.launch([*program("rank_rails.py"), str(nbytes)], job="rails", env={
+        ranks = planes.launch([*program("rank_rails.py"), str(NBYTES)], job="rails", env={
             "NETFOLD_RAILS": rails, "NETFOLD_RAIL_STALL": str(STALL),
         })
         for rank, line in ranks.lines(within=100):
@@ -101,11 +103,10 @@ def cut_and_back(
 def test_a_group_of_ranks_folds_on_both_planes_and_loses_one_for_a_while(tmp_path: Path) -> None:
     """Three of four ranks have trees of their own on each plane, beside the job's.  Plane b is cut and comes back: all
     sums of the group and of the job are exact, and both use plane b again."""
-    rate, nbytes = SIZES["softswitch"]
-    one = leafspine(1, 0, 4, rate=rate, engine="softswitch")
+    one = leafspine(1, 0, 4, rate=FASTER, engine="softswitch")
     results = {}
     with Planes(side_by_side([one] * 2, sandbox.rundir()), logs=tmp_path / "logs") as planes:
-        ranks = planes.launch([*program("rank_rail_groups.py"), str(nbytes)], job="rails", env={
+        ranks = planes.launch([*program("rank_rail_groups.py"), str(4 * NBYTES)], job="rails", env={
             "NETFOLD_RAILS": "innet@a+innet@b", "NETFOLD_RAIL_STALL": str(STALL),
         })
         for rank, line in ranks.lines(within=120):
@@ -126,8 +127,7 @@ def test_a_group_of_ranks_folds_on_both_planes_and_loses_one_for_a_while(tmp_pat
 @in_sandbox(timeout=150)
 def test_two_jobs_over_both_planes_fold_beside_each_other(tmp_path: Path) -> None:
     """On the same hosts at once: both jobs fold, and so does a group of each."""
-    rate, _ = SIZES["softswitch"]
-    one = leafspine(1, 0, 4, rate=rate, engine="softswitch")
+    one = leafspine(1, 0, 4, rate=FASTER, engine="softswitch")
     with Planes(side_by_side([one] * 2, sandbox.rundir()), logs=tmp_path / "logs") as planes:
         paths = beside(tmp_path, lambda name: planes.launch(
             [*program("rank_beside.py"), str(tmp_path)], job=name,
@@ -141,8 +141,7 @@ def test_two_jobs_over_both_planes_fold_beside_each_other(tmp_path: Path) -> Non
 def test_ranks_are_killed_and_come_back_over_both_planes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sum is exact, and what is left folds: by ``shrink`` and ``grow``, and by itself while plane b is cut.
     Groups are made anew, and fold."""
-    rate, _ = SIZES["softswitch"]
-    one = leafspine(1, 0, 4, rate=rate, engine="softswitch")
+    one = leafspine(1, 0, 4, rate=FASTER, engine="softswitch")
     with Planes(side_by_side([one] * 2, sandbox.rundir()), logs=tmp_path / "logs") as planes:
         network, rails = planes.networks[0], "innet@a+innet@b"
         monkeypatch.setenv("NETFOLD_RAIL_STALL", str(STALL))
