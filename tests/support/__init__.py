@@ -14,6 +14,9 @@ SWITCH: Final = ROOT / "softswitch"
 """The folder of the project softswitch."""
 RANKS: Final = TESTS / "support" / "ranks"
 """Programs that tests start as processes."""
+TORCH: Final = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.run",
+                "torch.distributed.tensor.parallel", "netfold.torch")
+"""Modules that fork servers of programs with torch import (conftest.py, `torch_in_forks`; hosts/torch.py)."""
 
 
 def environment() -> dict[str, str]:

@@ -43,10 +43,10 @@ SETTINGS: Final = {"OMP_NUM_THREADS": "1", "PYTEST_CURRENT_TEST": "",
                    "TORCHINDUCTOR_CACHE_DIR": f"{tempfile.gettempdir()}/torchinductor"}
 """Variables that torch._dynamo or a test sets: a program runs in a fork of a process that has the same ones
 (topo/processes/forked_program.py)."""
-FORKS: Final = Forks("netfold.torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run",
-                     environment=support.environment() | SETTINGS)
+FORKS: Final = Forks(*support.TORCH, environment=support.environment() | SETTINGS)
 """Starts programs of torch in forks of one process, which has imported what they need and has used nothing of it: 5 s
-of processor time less for each, of which DistributedDataParallel's torch._dynamo is 1.5 s."""
+of processor time less for each, of which DistributedDataParallel's torch._dynamo is 1.5 s.  Workers of one run of tests
+share what has imported it (sandboxes/warm.py)."""
 
 
 def start(

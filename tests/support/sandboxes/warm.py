@@ -19,17 +19,16 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import support
 from netfold.topo.network import switches
 from netfold.topo.processes import forked_program, forks, ranks
 from netfold.topo.processes.forks import ChildProcess, Forked
+from support import TORCH
 from support.sandboxes import warm_process
 from support.sandboxes.warm_process import KINDS
 
 RANKS: Final = (*forked_program.JOINING, "netfold.host.api.several_rails", "netfold.host.innet.parallel", "numpy",
                 "numpy.random", "netfold.topo.processes.rank_program")
-TORCH: Final = (forked_program.TRAINING, "torch.distributed.fsdp", "torch.distributed.optim",
-                "torch.distributed.tensor.parallel", "netfold.torch")
-"""Modules that fork servers of ranks with torch import (conftest.py, `torch_in_forks`)."""
 IMPORTED: Final = {ranks.FORKS.modules: RANKS, TORCH: (*RANKS, *TORCH), switches.FORKS.modules: switches.FORKS.modules}
 """What processes import for each kind of fork servers, by what those are to import."""
 START_SECONDS: Final = 180.0
@@ -45,7 +44,8 @@ class WarmProcesses:
         """Where they listen."""
         self._lives: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        for kind, imported in enumerate(IMPORTED.values()):
+        for kind, (modules, imported) in enumerate(IMPORTED.items()):
+            inherited = support.environment() if modules == TORCH else os.environ
             life, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._lives.append(life)
             with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -54,7 +54,7 @@ class WarmProcesses:
                 files = theirs.fileno(), listener.fileno()
                 self._processes.append(subprocess.Popen(
                     [sys.executable, warm_process.__file__, *map(str, files), *imported], stdin=subprocess.DEVNULL,
-                    pass_fds=files, env={**os.environ, **ranks.SETTINGS}, start_new_session=True,
+                    pass_fds=files, env={**inherited, **ranks.SETTINGS}, start_new_session=True,
                 ))
 
     def close(self) -> None:
@@ -83,6 +83,15 @@ class Warm:
     def serve_here(self) -> None:
         """From now on, fork servers of this process, which is in a sandbox, come from here."""
         forks.launch = self._launch
+
+    def serve_torch(self) -> None:
+        """From now on, fork servers of this process that import torch come from here."""
+        others = forks.launch
+
+        def launch(modules: Sequence[str], environment: Mapping[str, str]) -> tuple[socket.socket, ChildProcess]:
+            return (self._launch if modules == TORCH else others)(modules, environment)
+
+        forks.launch = launch
 
     def _launch(self, modules: Sequence[str], environment: Mapping[str, str]) -> tuple[socket.socket, ChildProcess]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
