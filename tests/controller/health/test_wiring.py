@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netfold links`: where cables lead, and where the fabric's file says.  Real cables: tests/p4/test_fold.py."""
+"""`netfold links`: where cables lead, and where the fabric's file says.  Real cables: tests/p4/test_links.py."""
 
 from __future__ import annotations
 

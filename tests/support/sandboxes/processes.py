@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of a worker: the switches of a fabric without interfaces, BMv2 or softswitch, for a real controller; and
-the command `netfold`.  Those in Python are forks of one process, which has imported what they need."""
+"""Processes of a worker: the switches of a fabric, BMv2 or softswitch, for a real controller; and the command
+`netfold`.  Those in Python are forks of one process, which has imported what they need."""
 
 from __future__ import annotations
 
@@ -52,14 +52,24 @@ def netfold(*words: str, env: Mapping[str, str] | None = None) -> subprocess.Com
         return subprocess.CompletedProcess(process.args, status, output.read().decode(), errors.read().decode())
 
 
-def command(engine: Engine, switch: Switch) -> list[str]:
-    """How a switch without interfaces is started."""
+def command(engine: Engine, switch: Switch, *ports: str) -> list[str]:
+    """How a switch is started, with these interfaces (`1@veth1`)."""
+    given = [word for port in ports for word in ("-i", port)]
     if engine == "bmv2":
         # it insists on a Thrift port: 0 is any
-        return ["simple_switch_grpc", "--no-p4", "--log-level", "off", "--device-id", str(switch.device_id),
+        return ["simple_switch_grpc", "--no-p4", *given, "--log-level", "off", "--device-id", str(switch.device_id),
                 "--thrift-port", "0", "--", "--grpc-server-addr", switch.grpc, "--cpu-port", "510"]
-    return [sys.executable, "-m", "softswitch", "--no-p4", "--device-id", str(switch.device_id),
+    return [sys.executable, "-m", "softswitch", "--no-p4", *given, "--device-id", str(switch.device_id),
             "--grpc-server-addr", switch.grpc, "--cpu-port", "510"]
+
+
+def plug(*pairs: tuple[str, str]) -> None:
+    """Make veth pairs in this sandbox, by their ends' names, in which nobody but the test sends."""
+    for one, other in pairs:
+        subprocess.run(["ip", "link", "add", "name", one, "type", "veth", "peer", "name", other], check=True)
+        for end in (one, other):
+            Path(f"/proc/sys/net/ipv6/conf/{end}/disable_ipv6").write_text("1")
+            subprocess.run(["ip", "link", "set", end, "up"], check=True)
 
 
 def accepts(path: str) -> bool:
@@ -76,10 +86,10 @@ class Switches:
         self.folder = folder
         self.processes: dict[str, ChildProcess] = {}
 
-    def start(self, name: str) -> None:
-        """Start the process of a switch."""
+    def start(self, name: str, *ports: str) -> None:
+        """Start the process of a switch, with these interfaces (`1@veth1`)."""
         with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = forked(command(self.fabric.engine, self.fabric.switch(name)), log, log)
+            self.processes[name] = forked(command(self.fabric.engine, self.fabric.switch(name), *ports), log, log)
 
     def wait(self) -> None:
         """Wait until all switches take connections, for what asks them once alone."""

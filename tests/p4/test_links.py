@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two leaves and a spine on real interfaces, and a cable that is pulled; runs in a namespace of its own.
-
-    unshare --net python tests/support/p4/links.py ENGINE FOLDER
-
-Prints one JSON object for each check (`{"check": ..., "ok": true}`); any other end is a failure.
-"""
+"""Two leaves and a spine on real interfaces, and a cable that is pulled."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from netfold.controller.controller import Controller
 from netfold.controller.health.wiring import AskWiring, Cables
@@ -22,6 +16,8 @@ from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.rpc import rpc
 from netfold.wire import operator
+from support.sandboxes.processes import Switches, plug
+from support.sandboxes.topo import ENGINES, in_sandbox
 
 BOUND = 60.0
 """Seconds within which everything must happen."""
@@ -32,30 +28,6 @@ TRAVEL = 3.0
 def interface(end: str) -> str:
     """Name of the interface of a switch's port."""
     return end.replace(":", "-eth")
-
-
-def plug(fabric: Fabric) -> None:
-    """Makes a veth pair for every link between switches."""
-    for link in fabric.links:
-        if link.b.startswith("spine"):
-            a, b = interface(link.a), interface(link.b)
-            subprocess.run(["ip", "link", "add", "name", a, "type", "veth", "peer", "name", b], check=True)
-            for end in (a, b):
-                Path(f"/proc/sys/net/ipv6/conf/{end}/disable_ipv6").write_text("1")
-                subprocess.run(["ip", "link", "set", end, "up"], check=True)
-
-
-def command(engine: Engine, fabric: Fabric, name: str) -> list[str]:
-    """The command line of a switch."""
-    switch = fabric.switch(name)
-    ends = [end for link in fabric.links if link.b.startswith("spine") for end in link.ends if end.node == name]
-    ports = [word for end in ends for word in ("-i", f"{end.port}@{interface(str(end))}")]
-    if engine == "bmv2":
-        return ["simple_switch_grpc", "--no-p4", *ports, "--log-level", "off", "--device-id", str(switch.device_id),
-                "--thrift-port", str(9090 + switch.device_id), "--", "--grpc-server-addr", switch.grpc, "--cpu-port",
-                "510"]
-    return [sys.executable, "-m", "softswitch", "--no-p4", *ports, "--device-id", str(switch.device_id),
-            "--grpc-server-addr", switch.grpc, "--cpu-port", "510"]
 
 
 async def rounds(controller: Controller, number: int, *, pulled: str = "") -> set[str]:
@@ -82,27 +54,19 @@ async def wiring(controller: Controller, expected: list[tuple[str, str]]) -> Cab
             assert all(seen in ("", end) for seen, end in both), f"expected {expected}, got {found}"
 
 
-def done(check: str) -> None:
-    """Reports a check that passed."""
-    print(json.dumps({"check": check, "ok": True}), flush=True)
-
-
 async def checks(controller: Controller) -> None:
     """Run all checks, one after the other."""
     misses = controller.fabric.misses
     assert await rounds(controller, 3 * misses) == set(), "links that work were found down"
-    done("probes arrive over every link")
     subprocess.run(["ip", "link", "set", "leaf2-eth2", "down"], check=True)
     assert await rounds(controller, misses, pulled="leaf2:2") == {"leaf2:2"}
     status = await controller.status()
     assert [link.a for link in status.links if not link.up] == ["leaf2:2"]
     await wiring(controller, [("spine1:1", "leaf1:2"), ("", "")])
-    done("a cable that is pulled is noticed")
     subprocess.run(["ip", "link", "set", "leaf2-eth2", "up"], check=True)
     async with asyncio.timeout(BOUND):
         while await rounds(controller, 1, pulled="leaf2:2"):
             await asyncio.sleep(0.05)  # a probe may be lost until the carrier is there
-    done("a cable that is plugged in again is noticed")
 
 
 async def miswired(fabric: Fabric) -> None:
@@ -117,33 +81,25 @@ async def miswired(fabric: Fabric) -> None:
             "leaf2:2: expected spine1:1, sees spine1:2", "spine1:1: expected leaf2:2, sees leaf1:2",
         }
         assert not controller.liveness.links_down(), "nobody is judged by a question"
-    done("cables in the wrong ports are named")
 
 
-async def main(engine: Engine, folder: Path) -> None:
-    """Starts everything, runs all checks, and ends everything."""
-    fabric = msgspec.structs.replace(leafspine(2, 1, 2, engine=engine, rundir=folder, path_mtu=1024), probe=0)
-    plug(fabric)
-    running = []
-    try:
-        with (folder / "switch.log").open("wb") as log:
-            for switch in fabric.switches:
-                running.append(subprocess.Popen(command(engine, fabric, switch.name), stdin=subprocess.DEVNULL,
-                                                stdout=log, stderr=log))
-        async with Controller(fabric, start_timeout=90) as controller:
-            await checks(controller)
-        await miswired(fabric)
-    finally:
-        for process in running:
-            process.terminate()
-        for process in running:
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(5)
+async def links(fabric: Fabric) -> None:
+    """Starts one controller after the other, and runs all checks."""
+    async with Controller(fabric, start_timeout=90) as controller:
+        await checks(controller)
+    await miswired(fabric)
 
 
-if __name__ == "__main__":
-    wanted: Engine = "bmv2" if sys.argv[1] == "bmv2" else "softswitch"
-    asyncio.run(main(wanted, Path(sys.argv[2])))
+@in_sandbox(timeout=200)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_pulled_cable_is_noticed(engine: Engine, tmp_path: Path) -> None:
+    """Link probes go over real interfaces, stop with the cable, and come again with it; what they tell of where cables
+    lead is so."""
+    fabric = msgspec.structs.replace(leafspine(2, 1, 2, engine=engine, rundir=tmp_path, path_mtu=1024), probe=0)
+    cables = [link.ends for link in fabric.links if link.b.startswith("spine")]
+    plug(*((interface(str(a)), interface(str(b))) for a, b in cables))
+    switches = Switches(fabric, tmp_path)
+    for switch in fabric.switches:
+        own = [end for ends in cables for end in ends if end.node == switch.name]
+        switches.start(switch.name, *(f"{end.port}@{interface(str(end))}" for end in own))
+    asyncio.run(links(fabric))
