@@ -20,7 +20,7 @@ from switch_support import fuzz
 from switch_support.client import TIMEOUT, Client, Stream, serving
 from switch_support.entries import ENTRIES
 from switch_support.probe import Op, Probe
-from switch_support.switch import probe_config, probe_executable, probe_p4info
+from switch_support.switch import SANITIZE, probe_config, probe_executable, probe_p4info
 
 HIGHEST = p4r.Uint128(high=2**64 - 1, low=2**64 - 1)
 """The election id of the primary, which no spoiled message outbids."""
@@ -35,14 +35,14 @@ def bench() -> Iterator[tuple[str, Stream]]:
     """The address of a switch that runs the probe, with sanitizers where there are any, and its primary's stream."""
     sanitize = True
     try:
-        probe_executable(sanitize=True)
+        probe_executable(flags=SANITIZE)
     except EngineError:
         sanitize = False
 
     def builder(device_config: bytes) -> Built:
         if device_config != probe_config().p4_device_config:
             raise InvalidArgument("this is not the probe")
-        return Built(probe_executable(sanitize=sanitize), probe_p4info())
+        return Built(probe_executable(flags=SANITIZE if sanitize else ()), probe_p4info())
 
     with serving(settings=Settings(cpu_port=510), builder=builder) as (_, where), Client(where) as client:
         stream = client.stream()

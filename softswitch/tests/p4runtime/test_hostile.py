@@ -19,7 +19,7 @@ from switch_support.entries import ENTRIES
 from switch_support.namespace import in_own_network
 from switch_support.ports import Tap, make_hosts, switch, wait_for
 from switch_support.probe import Op, Probe
-from switch_support.switch import probe_executable, probe_p4info
+from switch_support.switch import SANITIZE, probe_executable, probe_p4info
 
 ALLOWED = {
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -35,7 +35,7 @@ ALLOWED = {
 def sanitized() -> bool:
     """True if a build with AddressSanitizer works here."""
     try:
-        probe_executable(sanitize=True)
+        probe_executable(flags=SANITIZE)
     except EngineError:
         return False
     return True
@@ -44,7 +44,7 @@ def sanitized() -> bool:
 @pytest.fixture(scope="module")
 def bench(sanitized: bool) -> Iterator[tuple[Server, Client, Stream]]:
     def builder(device_config: bytes) -> Built:
-        return Built(probe_executable(sanitize=sanitized), probe_p4info())
+        return Built(probe_executable(flags=SANITIZE if sanitized else ()), probe_p4info())
 
     with primary(builder=builder) as everything:
         yield everything
@@ -165,7 +165,7 @@ def test_hostile_frames_on_the_wire_do_no_harm(sanitized: bool) -> None:
     make_hosts(mtu=9500)
     draw = random.Random(22)
     into = Tap("h1")
-    with switch(sanitize=sanitized) as process:
+    with switch(flags=SANITIZE if sanitized else ()) as process:
         for _ in range(500):
             frame = b"\0\0\0\2" + draw.randbytes(draw.choice([10, 11, 30, 60, 1500, 9000]))
             into.send(frame)

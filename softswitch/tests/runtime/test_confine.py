@@ -18,7 +18,7 @@ from softswitch.engine.linking import RUNTIME
 from softswitch.p4runtime.process import Settings, SwitchProcess
 from softswitch.p4runtime.program import build_executable
 from switch_support import NATIVE
-from switch_support.switch import probe_executable
+from switch_support.switch import SANITIZE, probe_executable
 
 _MAIN = """
 #define _GNU_SOURCE
@@ -107,7 +107,7 @@ def test_a_refused_call_is_named(tmp_path: Path) -> None:
 def test_the_process_has_few_capabilities_and_none_of_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """As /proc shows it; secrets of the environment that the server was started in do not reach the process."""
     monkeypatch.setenv("NETFOLD_TOKEN", "secret")
-    process = SwitchProcess(probe_executable(sanitize=True), Settings(cpu_port=510))  # dumpable, so /proc shows it
+    process = SwitchProcess(probe_executable(flags=SANITIZE), Settings(cpu_port=510))  # dumpable, so /proc shows it
     try:
         process.start()
         proc = Path(f"/proc/{process.pid}")

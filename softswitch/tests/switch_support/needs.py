@@ -56,12 +56,18 @@ def _thrift() -> str | None:
     return "simple_switch_grpc was built without Thrift" if without else None
 
 
-def _sanitizers() -> str | None:
-    """Tried: some compilers come without the libraries."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["gcc", "-fsanitize=address,undefined", "-x", "c", "-", "-o", f"{folder}/program"]
-        tried = subprocess.run(command, input="int main(void) {}", capture_output=True, text=True, check=False)
-    return None if tried.returncode == 0 else "this gcc has no sanitizer libraries"
+def _sanitizers(kinds: str) -> Callable[[], str | None]:
+    """Tried, and run: some compilers come without the libraries, and some kernels place memory where these want it."""
+    def check() -> str | None:
+        with tempfile.TemporaryDirectory() as folder:
+            command = ["gcc", f"-fsanitize={kinds}", "-x", "c", "-", "-o", f"{folder}/program"]
+            built = subprocess.run(command, input="int main(void) {}", capture_output=True, text=True, check=False)
+            if built.returncode != 0:
+                return f"this gcc has no libraries for -fsanitize={kinds}"
+            ran = subprocess.run([f"{folder}/program"], capture_output=True, check=False)
+        return None if ran.returncode == 0 else f"programs built with -fsanitize={kinds} do not run here"
+
+    return check
 
 
 def _chromium() -> str | None:
@@ -88,7 +94,8 @@ NEEDS: Final[dict[str, Need]] = {
     "p4c-samples": Need("P4C_SAMPLES names p4c's testdata/p4_16_samples", check=variable("P4C_SAMPLES")),
     "foreign-programs": Need("FOREIGN_PROGRAMS names a folder of checkouts (docs/programs.md)",
                              check=variable("FOREIGN_PROGRAMS")),
-    "sanitizers": Need("apt install gcc libasan8 libubsan1", ("gcc",), check=_sanitizers),
+    "sanitizers": Need("apt install gcc libasan8 libubsan1", ("gcc",), check=_sanitizers("address,undefined")),
+    "thread-sanitizer": Need("apt install gcc libtsan2", ("gcc",), check=_sanitizers("thread")),
     "openssl": Need("apt install openssl", ("openssl",)),
     "root": Need("run the tests as root", check=lambda: None if os.geteuid() == 0 else "this is not root"),
     "setpriv": Need("apt install util-linux", ("setpriv",)),

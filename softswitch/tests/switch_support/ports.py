@@ -59,14 +59,15 @@ def switch(
     pcap: Path | None = None,
     queue: int = 1024,
     cpu_port: int | None = None,
-    sanitize: bool = False,
+    threads: int = 1,
+    flags: tuple[str, ...] = (),
     on_event: Callable[[Event], None] | None = None,
     on_death: Callable[[str], None] | None = None,
 ) -> Iterator[SwitchProcess]:
     """A softswitch that runs the probe program between s1 (port 1) and s2 (port 2)."""
     settings = Settings((Port(1, "s1"), Port(2, "s2")), cpu_port, join=join, vnet=vnet, like_bmv2=like_bmv2, pcap=pcap,
-                        queue=queue)
-    process = SwitchProcess(probe_executable(sanitize=sanitize), settings, on_event=on_event, on_death=on_death)
+                        queue=queue, threads=threads)
+    process = SwitchProcess(probe_executable(flags=flags), settings, on_event=on_event, on_death=on_death)
     try:
         process.start()
         yield process

@@ -18,6 +18,7 @@ from softswitch.engine.program_info import MatchKind, ProgramInfo, Unit
 from softswitch.p4runtime.program import Built, build_executable
 
 PROBE = Path(__file__).parent / "native" / "probe.c"
+THREADS = ("-fsanitize=thread",)
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 _MATCH = {
@@ -104,9 +105,9 @@ def probe_p4info() -> p4i.P4Info:
 
 
 @functools.cache
-def probe_executable(*, sanitize: bool = False) -> Path:
-    """The probe as an executable, with the runtime and packet I/O."""
-    return build_executable(PROBE, flags=SANITIZE if sanitize else ())
+def probe_executable(*, flags: tuple[str, ...] = ()) -> Path:
+    """The probe as an executable, with the runtime and packet I/O; `flags`: SANITIZE or THREADS."""
+    return build_executable(PROBE, flags=flags)
 
 
 def probe_builder(device_config: bytes) -> Built:

@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from softswitch.cli.options import TraceStyle, defines, fail, readable
 from softswitch.cli.switch_options import LogLevel, SwitchOptions
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from softswitch.p4runtime.program import Compiler
     from softswitch.p4runtime.server import Server
     from softswitch.trace.recording import Tracing
+
+CORES_PER_THREAD: Final = 4
+MOST_THREADS: Final = 4
 
 
 def run(options: SwitchOptions) -> None:
@@ -51,8 +54,8 @@ def run(options: SwitchOptions) -> None:
     tls = _tls(options, addresses)
     primaries = _primaries(options)
     tracing = _tracing(options)
-    settings = Settings(ports, options.cpu_port, options.seed, options.queue, join=not options.no_offload,
-                        pcap=options.pcap, trace=tracing)
+    settings = Settings(ports, options.cpu_port, options.seed, options.queue, options.threads or _threads(),
+                        join=not options.no_offload, pcap=options.pcap, trace=tracing)
     compiler = Compiler(flags=SANITIZE if options.sanitize else (), trace=tracing is not None)
     server = Server(device_id=options.device_id, settings=settings, builder=compiler, primaries=primaries,
                     default_role_only=options.default_role_only)
@@ -173,6 +176,11 @@ def _page(tracing: Tracing | None, address: str) -> Iterator[str]:
             yield url
     except PageError as error:
         fail(str(error))
+
+
+def _threads() -> int:
+    """As many as `--threads` says that there are without it: other switches, hosts and the server have cores left."""
+    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // CORES_PER_THREAD))
 
 
 def _ports(options: SwitchOptions) -> tuple[Port, ...]:

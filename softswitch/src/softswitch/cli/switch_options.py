@@ -75,6 +75,11 @@ class SwitchOptions:
     device_id: Annotated[int, CliOption(min=0, max=2**64 - 1, help="P4Runtime device id.")] = 1
     cpu_port: Annotated[int | None, CliOption(min=1, max=510, help="Port number of the controller.")] = None
     queue: Annotated[int, CliOption(min=1, max=1 << 20, help="Most frames that wait at each port.")] = 1024
+    threads: Annotated[
+        int | None,
+        CliOption(min=1, max=64, help="Threads that send and receive side by side while much passes; packets are "
+                                      "processed by one. Default: a quarter of the cores, at most 4."),
+    ] = None
     seed: Annotated[int, CliOption(min=0, help="Seed of random().")] = 1
     pcap: Annotated[Path | None, CliOption(metavar="DIR", help="Capture to DIR/IFACE_{in,out}.pcap.")] = None
     trace: Annotated[

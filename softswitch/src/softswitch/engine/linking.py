@@ -47,7 +47,7 @@ SHARED_UNITS = (
 UNITS: dict[str, tuple[TranslationUnit, ...]] = {
     "exe": (
         *SHARED_UNITS,
-        TranslationUnit("io", "-O3", ("segment.c", "queue.c", "receive.c", "transmit.c", "io.c")),
+        TranslationUnit("io", "-O3", ("segment.c", "queue.c", "receive.c", "transmit.c", "io.c", "parallel.c")),
         TranslationUnit("process", "-O1", ("main.c", "requests.c", "port.c", "channel.c", "pcap.c", "confine.c",
                                            "trace_file.c")),
     ),
@@ -93,8 +93,8 @@ def build(
     # With -O3 and the machine's own vector instructions, a fold is a third faster than with -O2.
     own = _compile([source], name, ["-O3", *flags], cache_dir, limits)
     return cc.build(
-        [own, *(part.result() for part in runtime)], kind=kind, name=name, flags=flags, cache_dir=cache_dir,
-        limits=limits,
+        [own, *(part.result() for part in runtime)], kind=kind, name=name, flags=flags, libs=["-lpthread"],
+        cache_dir=cache_dir, limits=limits,
     )
 
 

@@ -75,6 +75,7 @@ class Settings:
     """Settings that are independent of the program.
 
     queue   frames that may wait at each port
+    threads  threads among which the ports' sending is divided; packets are processed by one
     join    whether neighbouring frames of one flow leave as super-packets, where the kernel supports it
     vnet    whether super-packets are supported at all
     like_bmv2  whether ports are as BMv2's: they take what other programs send out of their interfaces, and the kernel
@@ -88,6 +89,7 @@ class Settings:
     cpu_port: int | None = None
     seed: int = 1
     queue: int = 1024
+    threads: int = 1
     join: bool = True
     vnet: bool = True
     like_bmv2: bool = False
@@ -304,6 +306,8 @@ def _command(executable: Path, settings: Settings, control: int) -> list[str]:
         str(settings.seed),
         "--queue",
         str(settings.queue),
+        "--threads",
+        str(settings.threads),
     ]
     if settings.cpu_port is not None:
         command += ["--cpu-port", str(settings.cpu_port)]

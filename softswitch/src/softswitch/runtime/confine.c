@@ -27,9 +27,12 @@
 #elif defined(__aarch64__)
 #define ARCHITECTURE AUDIT_ARCH_AARCH64
 #endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED
+#endif
 #define X32 0x40000000u /* numbers of another set of system calls on x86-64 */
 
-static bool drop_capabilities(void) {
+bool ss_drop_capabilities(void) {
     const uint32_t keep = 1u << CAP_NET_RAW | 1u << CAP_NET_ADMIN;
     struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct have[2];
@@ -40,7 +43,7 @@ static bool drop_capabilities(void) {
     return syscall(SYS_capset, &head, have) == 0;
 }
 
-#if defined(ARCHITECTURE) && !defined(__SANITIZE_ADDRESS__)
+#if defined(ARCHITECTURE) && !defined(SANITIZED)
 typedef struct {
     struct sock_filter code[256];
     uint16_t n;
@@ -138,7 +141,7 @@ static bool filter_calls(void) {
     allow_without(&f, __NR_mprotect, 2, PROT_EXEC);
     give(&f, SECCOMP_RET_TRAP);
     struct sock_fprog program = {f.n, f.code};
-    return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0) == 0;
+    return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
 }
 #endif
 
@@ -148,11 +151,11 @@ const char *ss_confine(void) {
     const struct rlimit none = {0, 0};
 #define SAY(...) n += (size_t)snprintf(said + n, sizeof said - n, __VA_ARGS__)
     setrlimit(RLIMIT_CORE, &none);
-    bool capabilities = drop_capabilities();
+    bool capabilities = ss_drop_capabilities();
     SAY(capabilities ? "capabilities: net_raw and net_admin at most" : "capabilities kept (%s)", strerror(errno));
     bool privileges = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0;
     SAY(privileges ? "; no new privileges" : "; new privileges possible (%s)", strerror(errno));
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef SANITIZED
     SAY("; all system calls, for the sanitizer");
 #elif defined(ARCHITECTURE)
     SAY(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) ? "; dumpable (%s)" : "; not dumpable", strerror(errno));

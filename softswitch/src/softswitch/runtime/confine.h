@@ -4,6 +4,11 @@
  */
 #ifndef SS_CONFINE_H
 #define SS_CONFINE_H
+#include <stdbool.h>
+
+/* Keeps CAP_NET_RAW and CAP_NET_ADMIN alone, for this thread and those that it starts; false with errno set where the
+ * kernel refuses. */
+bool ss_drop_capabilities(void);
 
 /* Gives up for good what the event loop does not need, and returns one line that says what holds, and what the kernel
  * has refused:
@@ -11,11 +16,12 @@
  *   no new privileges   no program that it might run has more than itself (PR_SET_NO_NEW_PRIVS)
  *   capabilities        CAP_NET_RAW and CAP_NET_ADMIN alone are left, where it had them: an interface that comes back
  *                       needs a new packet socket with large buffers
- *   system calls        those of the event loop; of socket, setsockopt and ioctl, those of ports; no file is opened, no
- *                       program run, and no memory becomes code (seccomp).  Any other one is SIGSYS, which is reported.
+ *   system calls        in all threads, those of the event loop; of socket, setsockopt and ioctl, those of ports; no
+ * file is opened, no program run, and no memory becomes code (seccomp).  Any other one is SIGSYS, which is reported.
  *   not dumpable        other processes of its user do not read its memory; no core files
  *
- * Builds with AddressSanitizer keep system calls and dumps: the sanitizer reads /proc and looks for leaks with ptrace.
+ * Builds with AddressSanitizer or ThreadSanitizer keep system calls and dumps: the sanitizer reads /proc and looks for
+ * leaks with ptrace.
  */
 const char *ss_confine(void);
 #endif

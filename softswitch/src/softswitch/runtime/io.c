@@ -2,9 +2,9 @@
  *
  * The event loop; see io.h.  One turn:
  *
- *   epoll_wait -> a batch from every port that has packets, through the pipeline into the ports' queues
- *              -> requests of the control plane
+ *   epoll_wait -> requests of the control plane
  *              -> ports that can send again
+ *              -> a batch from every port that has packets, through the pipeline into the ports' queues
  *              -> flush all ports, put aside what has to wait, replies and events
  *
  * Without packets it sleeps without end: a timer runs only while an entry may fall idle or a full interface queue is to
@@ -25,6 +25,7 @@
 #include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
+#include "parallel.h"
 #include "protocol.h"
 #include "queue.h"
 #include "receive.h"
@@ -107,24 +108,42 @@ static void refresh(ss_io *io, ss_port *p) {
     ss_io_tell(io, "port %u (%s) is %s", p->number, p->name, p->fd < 0 ? "gone" : p->up ? "up" : "down");
 }
 
-static void flush(ss_io *io, ss_port *p) {
-    ss_tx_state before = p->tx;
-    int fd = p->fd;
-    ss_port_flush(p);
-    if (p->fd < 0) {
-        if (fd >= 0) ss_io_tell(io, "port %u (%s) is gone", p->number, p->name);
-        return;
+static void send_one(void *ports, uint32_t i) { ss_port_flush(((ss_port **)ports)[i]); }
+
+/* Side by side where much leaves: most of the time is the kernel's. */
+static void flush(ss_io *io, ss_port **ports, uint32_t n) {
+    struct {
+        ss_tx_state tx;
+        int fd;
+    } before[SS_MAX_PORTS];
+    for (uint32_t i = 0; i < n; i++) before[i].tx = ports[i]->tx, before[i].fd = ports[i]->fd;
+    if (io->batch)
+        ss_parallel(send_one, ports, n);
+    else
+        for (uint32_t i = 0; i < n; i++) send_one(ports, i);
+    for (uint32_t i = 0; i < n; i++) {
+        ss_port *p = ports[i];
+        if (p->fd < 0 && before[i].fd >= 0) ss_io_tell(io, "port %u (%s) is gone", p->number, p->name);
+        if (p->fd >= 0 && (before[i].tx == SS_TX_WAIT_WRITABLE) != (p->tx == SS_TX_WAIT_WRITABLE)) watch_port(io, p);
     }
-    if ((before == SS_TX_WAIT_WRITABLE) != (p->tx == SS_TX_WAIT_WRITABLE)) watch_port(io, p);
 }
 
-static void flush_all(ss_io *io) {
-    for (uint32_t i = 0; i < io->n_ports; i++) {
-        ss_port *p = io->ports[io->numbers[i]];
-        bool due = p->tx == SS_TX_IDLE || (p->tx == SS_TX_WAIT_TIMER && io->now_us >= p->retry_us) ||
-                   (p->tx == SS_TX_WAIT_RATE && io->now_us * 1000 >= p->next_ns);
-        if (ss_port_waiting(p) && due) flush(io, p);
-    }
+static bool due(const ss_io *io, const ss_port *p) {
+    return ss_port_waiting(p) && (p->tx == SS_TX_IDLE || (p->tx == SS_TX_WAIT_TIMER && io->now_us >= p->retry_us) ||
+                                  (p->tx == SS_TX_WAIT_RATE && io->now_us * 1000 >= p->next_ns));
+}
+
+static bool crowded(const ss_io *io, const ss_port *p) {
+    (void)io;
+    return ss_port_crowded(p);
+}
+
+static void flush_those(ss_io *io, bool (*wanted)(const ss_io *, const ss_port *)) {
+    ss_port *ports[SS_MAX_PORTS];
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < io->n_ports; i++)
+        if (wanted(io, io->ports[io->numbers[i]])) ports[n++] = io->ports[io->numbers[i]];
+    flush(io, ports, n);
 }
 
 /* ---- what arrives ------------------------------------------------------------------------------------------------ */
@@ -147,13 +166,12 @@ static void relieve(void *arg) {
     ss_io *io = ((arrival *)arg)->io;
     if (!io->crowded) return;
     io->crowded = false;
-    for (uint32_t i = 0; i < io->n_ports; i++)
-        if (ss_port_crowded(io->ports[io->numbers[i]])) flush(io, io->ports[io->numbers[i]]);
+    flush_those(io, crowded);
 }
 
 /* What the batches of a turn made leaves, or is copied to wait, as their memory is needed again. */
 void ss_io_settle(ss_io *io) {
-    flush_all(io);
+    flush_those(io, due);
     for (uint32_t i = 0; i < io->n_ports; i++) ss_port_settle(io->ports[io->numbers[i]]);
     ss_turn_end(io->sw);
     ss_port_forget();
@@ -176,12 +194,27 @@ static void choose_policy(ss_io *io) {
     sched_setscheduler(0, batch ? SCHED_BATCH : SCHED_OTHER, &(struct sched_param){0});
 }
 
-static void receive_batch(ss_io *io, ss_port *p) {
-    if (!ss_port_room(p)) ss_io_settle(io);
-    arrival a = {io, p->number};
-    ss_port_user user = {&a, receive, relieve};
-    ss_port_receive(p, &user);
-    io->last_frame = NULL;
+static void receive_one(void *batches, uint32_t i) { ss_batch_receive(((ss_batch **)batches)[i]); }
+
+/* A batch of each of these ports; side by side where much arrives. */
+static void receive_batches(ss_io *io, const uint32_t *numbers, uint32_t n) {
+    ss_port *ports[64];
+    ss_batch *batches[SS_BATCHES];
+    uint32_t most = io->batch ? SS_BATCHES : 1, there = 0;
+    for (uint32_t i = 0; i < n; i++) /* a request of this turn may have removed one */
+        if ((ports[there] = ss_io_port(io, numbers[i]))) there++;
+    n = there;
+    for (uint32_t done = 0, taken; done < n; done += taken) {
+        for (taken = 0; taken < most && done + taken < n; taken++)
+            if (!(batches[taken] = ss_batch_begin(ports[done + taken]))) break;
+        if (!taken) ss_io_settle(io);
+        ss_parallel(receive_one, batches, taken);
+        for (uint32_t i = 0; i < taken; i++) {
+            arrival a = {io, ports[done + i]->number};
+            ss_batch_hand_on(batches[i], &(ss_port_user){&a, receive, relieve});
+        }
+        io->last_frame = NULL;
+    }
 }
 
 /* ---- timers, links ----------------------------------------------------------------------------------------------- */
@@ -287,6 +320,7 @@ void ss_io_run(ss_io *io, ss_request_fn *execute) {
     uint32_t interest = EPOLLIN;
     while (!io->channel.ended) {
         struct epoll_event events[64];
+        uint32_t ready[64], n_ready = 0;
         set_timer(io);
         int n = epoll_wait(io->epoll, events, 64, -1);
         io->now_us = monotonic_us() - io->start_us;
@@ -306,10 +340,11 @@ void ss_io_run(ss_io *io, ss_request_fn *execute) {
             } else {
                 ss_port *p = ss_io_port(io, key);
                 if (!p) continue; /* removed by a request of this turn */
-                if (events[i].events & EPOLLOUT) flush(io, p);
-                if (events[i].events & (EPOLLIN | EPOLLERR)) receive_batch(io, p);
+                if (events[i].events & EPOLLOUT) flush(io, &p, 1);
+                if (events[i].events & (EPOLLIN | EPOLLERR)) ready[n_ready++] = key;
             }
         }
+        receive_batches(io, ready, n_ready);
         ss_io_settle(io);
         ss_channel_write(&io->channel);
         ss_channel_report_lost(&io->channel, io->now_us);

@@ -3,8 +3,8 @@
  * A switch process: one P4 program on Linux interfaces, controlled through an inherited socket (softswitch/p4runtime
  * starts it; nobody else needs to).
  *
- *   PROGRAM --control FD [--cpu-port N] [--seed N] [--queue FRAMES] [--no-join] [--no-vnet] [--like-bmv2] [--pcap DIR]
- *           [-i PORT@IFACE]...
+ *   PROGRAM --control FD [--cpu-port N] [--seed N] [--queue FRAMES] [--threads N] [--no-join] [--no-vnet] [--like-bmv2]
+ *           [--pcap DIR] [-i PORT@IFACE]...
  *
  * One that is built with SS_TRACE also takes --trace FD --trace-program N --trace-limit BYTES --trace-keep BYTES
  * (trace_file.h).
@@ -23,6 +23,7 @@
 #include <unistd.h>
 #include "confine.h"
 #include "io.h"
+#include "parallel.h"
 #include "requests.h"
 
 static ss_io the_io;
@@ -101,6 +102,7 @@ static uint64_t number(const char *option, const char *text, uint64_t max) {
 
 int main(int argc, char **argv) {
     int control = -1;
+    uint32_t threads = 1;
     ss_options options = {.io = &the_io,
                           .reserve = ss_io_reserve,
                           .commit = ss_io_commit,
@@ -142,6 +144,8 @@ int main(int argc, char **argv) {
             options.seed = number(a, argv[++i], UINT64_MAX);
         else if (!strcmp(a, "--queue"))
             port_options.queue = (uint32_t)number(a, argv[++i], 1 << 20);
+        else if (!strcmp(a, "--threads"))
+            threads = (uint32_t)number(a, argv[++i], 64);
         else if (!strcmp(a, "--pcap"))
             port_options.pcap = argv[++i];
 #ifdef SS_TRACE
@@ -185,6 +189,9 @@ int main(int argc, char **argv) {
             return fail("--trace", "out of memory");
     }
 #endif
+    ss_drop_capabilities(); /* of the helpers, too */
+    unsigned helpers = threads ? ss_parallel_start(threads - 1) : 0;
+    if (helpers + 1 < threads) ss_io_tell(&the_io, "%u threads of %u: the system starts no more", helpers + 1, threads);
     the_io.confined = ss_confine();
     ss_io_run(&the_io, ss_io_execute);
     ss_io_close(&the_io);

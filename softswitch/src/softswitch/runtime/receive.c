@@ -53,14 +53,34 @@ static const struct tpacket_auxdata *auxdata(struct msghdr *m) {
     return NULL;
 }
 
+struct ss_batch {
+    ss_port *port;
+    uint32_t first, most, n; /* buffers of the batch; packets received */
+    bool vnet;               /* packets begin with a virtio_net_hdr */
+    struct mmsghdr messages[RX_BATCH];
+    struct iovec pieces[RX_BATCH][2];
+    ss_vnet vnets[RX_BATCH];
+    union {
+        struct cmsghdr align;
+        uint8_t bytes[CMSG_SPACE(sizeof(struct tpacket_auxdata))];
+    } controls[RX_BATCH];
+};
+
 static uint8_t buffers[RX_BUFFERS][RX_HEADROOM + RX_FRAME] __attribute__((aligned(64)));
 static uint32_t used, used_bytes; /* since ss_port_forget() */
-
-static uint32_t batch_of(const ss_port *p) { return p->bulky ? RX_BULKY : RX_BATCH; }
-
-bool ss_port_room(const ss_port *p) { return batch_of(p) <= RX_BUFFERS - used && used_bytes < RX_BYTES; }
+static ss_batch batches[SS_BATCHES];
+static uint32_t begun; /* and not handed on */
 
 void ss_port_forget(void) { used = used_bytes = 0; }
+
+ss_batch *ss_batch_begin(ss_port *p) {
+    uint32_t most = p->bulky ? RX_BULKY : RX_BATCH;
+    if (begun == SS_BATCHES || most > RX_BUFFERS - used || used_bytes >= RX_BYTES) return NULL;
+    ss_batch *b = &batches[begun++];
+    b->port = p, b->first = used, b->most = most, b->n = 0, b->vnet = p->vnet;
+    used += most;
+    return b;
+}
 
 static void hand_on(ss_port *p, ss_cut *cut, const ss_port_user *user) {
     ss_segment segment;
@@ -74,45 +94,43 @@ static void hand_on(ss_port *p, ss_cut *cut, const ss_port_user *user) {
     }
 }
 
-uint32_t ss_port_receive(ss_port *p, const ss_port_user *user) {
-    static ss_vnet vnets[RX_BATCH];
-    static union {
-        struct cmsghdr align;
-        uint8_t bytes[CMSG_SPACE(sizeof(struct tpacket_auxdata))];
-    } controls[RX_BATCH];
-    struct iovec pieces[RX_BATCH][2];
-    struct mmsghdr messages[RX_BATCH];
-    if (p->fd < 0) return 0;
-    uint32_t want = batch_of(p);
-    for (uint32_t i = 0; i < want; i++) {
-        pieces[i][0] = (struct iovec){&vnets[i], sizeof vnets[i]};
+void ss_batch_receive(ss_batch *b) {
+    ss_port *p = b->port;
+    if (p->fd < 0) return;
+    for (uint32_t i = 0; i < b->most; i++) {
+        b->pieces[i][0] = (struct iovec){&b->vnets[i], sizeof b->vnets[i]};
         /* 2: IP headers aligned to 4 bytes, as the kernel has them */
-        pieces[i][1] = (struct iovec){buffers[used + i] + RX_HEADROOM + 2, RX_FRAME - 2};
-        messages[i].msg_hdr = (struct msghdr){.msg_iov = pieces[i] + !p->vnet,
-                                              .msg_iovlen = 1 + p->vnet,
-                                              .msg_control = &controls[i],
-                                              .msg_controllen = sizeof controls[i]};
-        vnets[i] = (ss_vnet){0};
+        b->pieces[i][1] = (struct iovec){buffers[b->first + i] + RX_HEADROOM + 2, RX_FRAME - 2};
+        b->messages[i].msg_hdr = (struct msghdr){.msg_iov = b->pieces[i] + !b->vnet,
+                                                 .msg_iovlen = 1 + b->vnet,
+                                                 .msg_control = &b->controls[i],
+                                                 .msg_controllen = sizeof b->controls[i]};
+        b->vnets[i] = (ss_vnet){0};
     }
-    int n = recvmmsg(p->fd, messages, want, MSG_DONTWAIT, NULL);
-    if (n < 0) {
-        if (errno == EINVAL && p->vnet) p->stats.malformed++; /* a super-packet that the kernel could not describe */
-        return 0;
-    }
-    used += (uint32_t)n;
-    for (int i = 0; i < n; i++) {
-        uint8_t *frame = pieces[i][1].iov_base;
-        ss_vnet *v = &vnets[i];
-        uint32_t len = messages[i].msg_len, head = p->vnet ? sizeof *v : 0;
-        const struct tpacket_auxdata *aux = auxdata(&messages[i].msg_hdr);
+    int n = recvmmsg(p->fd, b->messages, b->most, MSG_DONTWAIT, NULL);
+    if (n > 0) b->n = (uint32_t)n;
+    if (n < 0 && errno == EINVAL && b->vnet)
+        p->stats.malformed++; /* a super-packet that the kernel could not describe */
+}
+
+void ss_batch_hand_on(ss_batch *b, const ss_port_user *user) {
+    ss_port *p = b->port;
+    begun--;
+    if (used == b->first + b->most) used = b->first + b->n;
+    for (uint32_t i = 0; i < b->n; i++) {
+        struct msghdr *m = &b->messages[i].msg_hdr;
+        uint8_t *frame = b->pieces[i][1].iov_base;
+        ss_vnet *v = &b->vnets[i];
+        uint32_t len = b->messages[i].msg_len, head = b->vnet ? sizeof *v : 0;
+        const struct tpacket_auxdata *aux = auxdata(m);
         const char *why;
         used_bytes += len;
-        if (len < head + 14 || (messages[i].msg_hdr.msg_flags & MSG_TRUNC)) {
+        if (len < head + 14 || (m->msg_flags & MSG_TRUNC)) {
             p->stats.malformed++;
             continue;
         }
         len -= head;
-        if (!p->vnet) {
+        if (!b->vnet) {
             if (len > p->mtu + 22 + 4) {
                 p->stats.malformed++;
                 continue;
@@ -130,5 +148,4 @@ uint32_t ss_port_receive(ss_port *p, const ss_port_user *user) {
         p->bulky = segments > 1;
     }
     if (p->pcap_in) ss_pcap_flush(p->pcap_in);
-    return (uint32_t)n;
 }

@@ -12,9 +12,15 @@ typedef struct { /* who takes what arrives */
     void (*between)(void *arg);                  /* after each: bytes that frames refer to are as they were */
 } ss_port_user;
 
-/* Receives one batch and hands on each frame; returns the number of packets taken from the socket.  What was received,
- * by whatever port, stays until ss_port_forget(), which must come first where there is no room for a batch. */
-uint32_t ss_port_receive(ss_port *, const ss_port_user *);
-bool ss_port_room(const ss_port *);
+/* Packets of one port, which are received together. */
+typedef struct ss_batch ss_batch;
+
+/* Reserves buffers for a batch; NULL where there is no room before ss_port_forget(), or where SS_BATCHES wait. */
+ss_batch *ss_batch_begin(ss_port *);
+/* Receives it; batches of several ports may be received side by side. */
+void ss_batch_receive(ss_batch *);
+/* Hands on each of its frames, which ends it.  What was received stays until ss_port_forget(). */
+void ss_batch_hand_on(ss_batch *, const ss_port_user *);
 void ss_port_forget(void);
+#define SS_BATCHES 4u /* of super-packets, what they hold fits the second cache */
 #endif

@@ -44,7 +44,7 @@ static ss_frame frame_of(const ss_port *p, const struct ss_slot *slot) {
 
 static uint32_t prepare(ss_port *p, batch *b, uint32_t end) { /* of the frames slots[first..end) */
     static const ss_vnet plain;
-    static ss_frame frames[TX_FRAMES];
+    static _Thread_local ss_frame frames[TX_FRAMES];
     uint32_t n = end - p->first < TX_FRAMES ? end - p->first : TX_FRAMES, at = 0, count = 0;
     for (uint32_t i = 0; i < n; i++) frames[i] = frame_of(p, &p->slots[p->first + i]);
     struct iovec *piece = b->pieces, *last = b->pieces + sizeof b->pieces / sizeof *b->pieces - TX_PIECES;
@@ -93,7 +93,7 @@ void ss_port_set_rate(ss_port *p, uint64_t pps) {
 }
 
 void ss_port_flush(ss_port *p) {
-    static batch b;
+    static _Thread_local batch b;
     p->tx = SS_TX_IDLE;
     while (p->first < p->n) {
         if (p->fd < 0) {

@@ -6,6 +6,11 @@
 #include <string.h>
 #include "softswitch.h"
 
+#ifdef __SANITIZE_THREAD__
+const char *__tsan_default_options(void); /* what the sanitizer asks for: here, the first report ends the process */
+const char *__tsan_default_options(void) { return "halt_on_error=1"; }
+#endif
+
 typedef struct {
     ss_packet std;
     bool valid;
