@@ -27,7 +27,7 @@ from netfold.topo.network.net import Network
 
 pytestmark = pytest.mark.timeout(300)
 RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}
-SECONDS = 3.0
+SECONDS = 1.5
 """How long the strangers send."""
 
 

@@ -58,7 +58,7 @@ def until(what: str, seen: Callable[[], object]) -> None:
     end = time.monotonic() + SECONDS
     while not seen():
         assert time.monotonic() < end, f"not seen in {SECONDS:g} s: {what}"
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 @contextmanager
