@@ -138,7 +138,7 @@ Operation = Callable[[Communicator, int], tuple[Any, Any]]
 OPERATIONS: list[Operation] = [
     all_gather, broadcast, gather, scatter, all_to_all, reduce, reduce_scatter, together, joined, products, rings,
 ]
-SHORT, LONG = 7, 30_001
+SHORT, LONG = 7, 15_001
 """Rows' widths: of an operation that is a sum, and of one that is cut."""
 
 
