@@ -96,7 +96,8 @@ def _softswitch(source: Path, defines: Defines) -> Pipeline:
     from softswitch.compiler.driver import compile_file
 
     try:
-        program = compile_file(source, defines=defines)
+        # a switch runs the same program wherever the controller that loaded it is installed (Pipeline.cookie)
+        program = compile_file(source, defines=defines, root=source.parent)
     except (CompileError, OSError) as error:
         raise PipelineError(f"softswitch cannot compile {source}:\n{error}") from error
     return Pipeline(program.p4info, program.preprocessed.encode())

@@ -63,6 +63,21 @@ def test_includes_look_beside_the_file_and_then_in_the_path(tmp_path: Path) -> N
     assert [line for line in out.splitlines() if not line.startswith("#")] == ["beside", "in_path"]
 
 
+def test_a_root_is_left_out_of_the_names_of_files(tmp_path: Path) -> None:
+    """The result is the same wherever a program lies, and errors name files from there on."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "one.p4").write_text('#include "two.p4"\none\n')
+    (tmp_path / "a" / "two.p4").write_text("two\n")
+    text = '#include "a/one.p4"\nmain\n'
+
+    out = preprocess(text, str(tmp_path / "main.p4"), root=tmp_path)
+
+    assert [line for line in out.splitlines() if line.startswith("#")] == [
+        '#line 1 "a/two.p4"', '#line 2 "a/one.p4"', '#line 2 "main.p4"']
+    with pytest.raises(CompileError, match=r"^main\.p4:1:"):
+        preprocess("#error wrong", str(tmp_path / "main.p4"), root=tmp_path)
+
+
 def test_lines_that_are_left_out_of_a_string_stay_empty() -> None:
     """As with a C preprocessor: p4info has such strings in annotations, with an empty line where text was left out."""
     text = '@x("a\n#if 0\nb\nc\n#endif\nd")\n'

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,12 @@ def test_a_missing_p4c_is_an_error_that_says_what_to_do(monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(PipelineError, match="p4c-bm2-ss is not on PATH"):
         pipeline.build("bmv2")
+
+
+def test_a_controller_that_is_installed_elsewhere_knows_the_program_of_a_switch(tmp_path: Path) -> None:
+    """By its cookie, which another one that takes over compares: the program's text names no folder."""
+    other = shutil.copytree(pipeline.program().parent, tmp_path / "p4src") / "netfold.p4"
+    assert pipeline.build("softswitch", other).cookie == pipeline.build("softswitch").cookie
 
 
 MARKED = "SwitchEgress.congestion.congestion_marked"

@@ -29,7 +29,7 @@ def library(
     faults that can be injected; ``children``: bits of its bitmaps."""
     defines = {"PATH_MTU": str(path_mtu), "FAULTS": str(int(faults)), "MAX_CHILDREN": str(children),
                **(pipeline.BMV2_DEFINES if bmv2 else {})}
-    return linking.build(compile_file(PROGRAM, defines=defines))
+    return linking.build(compile_file(PROGRAM, defines=defines, root=PROGRAM.parent))
 
 
 def on_bmv2(folder: Path, *, ports: int, faults: bool = False, children: int = trees.FEW_CHILDREN) -> Bmv2:

@@ -19,7 +19,7 @@ from finsy.proto import p4i
 
 from softswitch.compiler import cache
 from softswitch.compiler.diagnostics import CompileError, Diagnostic, Errors, P4Error, Pos
-from softswitch.compiler.preprocess import preprocess, read
+from softswitch.compiler.preprocess import preprocess, read, shown
 
 # The passes are imported where they run: a cached program needs none of them, and their import would take longest.
 if TYPE_CHECKING:
@@ -64,32 +64,36 @@ class Program:
 
 
 def compile_file(
-    path: Path, *, include: Sequence[Path] = (), defines: Mapping[str, str] | None = None, trace: bool = False
+    path: Path, *, include: Sequence[Path] = (), defines: Mapping[str, str] | None = None, trace: bool = False,
+    root: Path | None = None,
 ) -> Program:
     """Compiles a P4_16 file for v1model.
 
     include  directories for #include <...> and "...", before our own core.p4 and v1model.p4
     defines  macros, as with -D
     trace    whether the program records the packet trace (runtime/records.h)
+    root     a folder that is left out of the names of its files, so that the result does not depend on where it is
     Raises CompileError, which lists and draws every error found.
     """
-    return compile_source(read(path), str(path), include=include, defines=defines, trace=trace)
+    return compile_source(read(path), str(path), include=include, defines=defines, trace=trace, root=root)
 
 
 def compile_source(
     text: str, name: str = "<text>", *, include: Sequence[Path] | None = (), defines: Mapping[str, str] | None = None,
-    trace: bool = False,
+    trace: bool = False, root: Path | None = None,
 ) -> Program:
     """Compiles P4_16 text; `name` is its file name in messages and for relative includes.
 
     include  as in compile_file, or preprocess.LIBRARY for a program that may read no file but ours
+    root     as in compile_file
     Raises CompileError.
     """
     # The passes recurse over the nesting of the program; Python keeps their frames on the heap.
     sys.setrecursionlimit(max(sys.getrecursionlimit(), _RECURSION))
     sys.set_int_max_str_digits(max(sys.get_int_max_str_digits(), _DIGITS))
     try:
-        preprocessed = preprocess(text, name, include=include, defines=defines)
+        preprocessed = preprocess(text, name, include=include, defines=defines, root=root)
+        name = shown(name, root)
         known = cache.load(preprocessed, name, trace=trace)
         if known is not None:
             c_source, info, sections, description, warnings = known

@@ -50,19 +50,26 @@ class _OpenIf:
 
 
 def preprocess(
-    text: str, name: str, *, include: Sequence[Path] | None = (), defines: Mapping[str, str] | None = None
+    text: str, name: str, *, include: Sequence[Path] | None = (), defines: Mapping[str, str] | None = None,
+    root: Path | None = None,
 ) -> str:
     """Expands `text`; `name` is its file name in messages and for relative includes. Raises CompileError.
 
     include  directories for #include, besides the file's own and INCLUDE_DIR; None (LIBRARY): the program is not the
              user's, and no file is read but INCLUDE_DIR's core.p4 and v1model.p4
+    root     a folder that is left out of the names of its files, so that the result does not depend on where it is
     """
-    run = _Preprocessor(include, defines or {})
+    run = _Preprocessor(include, defines or {}, root)
     try:
         run.file(text, name, 0)
     except P4Error as error:
         raise CompileError([error.diagnostic]) from None
     return "\n".join(run.out) + "\n"
+
+
+def shown(name: str, root: Path | None) -> str:
+    """The name of a file in messages."""
+    return name if root is None else name.removeprefix(f"{root}/")
 
 
 def strip_comments(text: str) -> str:
@@ -78,7 +85,8 @@ def strip_comments(text: str) -> str:
 class _Preprocessor:
     """Runs the directives of one program and of what it includes, and expands macros in its text."""
 
-    def __init__(self, include: Sequence[Path] | None, defines: Mapping[str, str]) -> None:
+    def __init__(self, include: Sequence[Path] | None, defines: Mapping[str, str], root: Path | None) -> None:
+        self.root = root
         self.own_files_only = include is LIBRARY
         self.include = [*(include or ()), INCLUDE_DIR]
         self.macros = Macros(defines)
@@ -92,7 +100,7 @@ class _Preprocessor:
     def file(self, text: str, name: str, depth: int) -> None:
         conditions: list[_OpenIf] = []
         lines = strip_comments(text.replace("\r\n", "\n")).split("\n")
-        number, shown = 0, name
+        number, named = 0, shown(name, self.root)
         offset = 0  # a #line in the text shifts the numbers
         while number < len(lines):
             start = number
@@ -101,7 +109,7 @@ class _Preprocessor:
             while line.endswith("\\") and number < len(lines):
                 line = line[:-1] + lines[number]
                 number += 1
-            pos = Pos(shown, start + 1 + offset, 1, max(1, len(line)), line)
+            pos = Pos(named, start + 1 + offset, 1, max(1, len(line)), line)
             directive = _DIRECTIVE.fullmatch(line)
             word = (directive.group(1) or "") if directive else ""
             if directive and not (self.in_string and word not in _WORDS):
@@ -118,7 +126,7 @@ class _Preprocessor:
                     match = re.match(r'(\d+)(?:\s+"([^"]*)")?', rest if word == "line" else f"{word} {rest}")
                     if not match:
                         raise P4Error(pos, 'expected #line NUMBER "FILE"')
-                    shown = match.group(2) or shown
+                    named = match.group(2) or named
                     offset = int(match.group(1)) - number - 1
                 else:
                     self.directive(word, rest, pos)
@@ -134,7 +142,7 @@ class _Preprocessor:
                     pieces += [" ", *tokens(lines[number])]
                     number += 1
                 expanded = "".join(self.macros.expand(pieces, pos, frozenset()))
-            self.put(expanded, shown, start + 1 + offset, number + 1 + offset)
+            self.put(expanded, named, start + 1 + offset, number + 1 + offset)
         if conditions:
             raise P4Error(conditions[-1].pos, "#if without #endif")
 
@@ -182,8 +190,7 @@ class _Preprocessor:
                 except (OSError, UnicodeDecodeError) as error:
                     raise P4Error(pos, f"cannot read {path}: {error}") from None
                 # The library's files have short names: the result must not depend on where softswitch is installed.
-                shown = f"<{wanted}>" if place == INCLUDE_DIR else str(path)
-                self.file(text, shown, depth + 1)
+                self.file(text, f"<{wanted}>" if place == INCLUDE_DIR else str(path), depth + 1)
                 return
         raise P4Error(pos, f"no file '{wanted}' in {', '.join(str(p) for p in places)}")
 
