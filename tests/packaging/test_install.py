@@ -139,7 +139,7 @@ def test_doctor_tells_the_extras_that_are_missing(control: Environment) -> None:
 def test_ranks_without_extras_fold_on_a_fabric_of_the_control_plane(control: Environment, base: Environment) -> None:
     """Two installed ranks sum through an installed switch under an installed controller."""
     example = str(ROOT / "examples" / "allreduce.py")
-    run = ["run", "-np", "2", "--topo", "leafspine,1,1,2", "--", base.python, example]
+    run = ["run", "-np", "2", "--topo", "leafspine,1,0,2", "--", base.python, example]
     said = control.run("netfold", *run)
     assert len(re.findall(r"rank [01] of 2: exact; .*", said)) == 2, said
     assert "innet" in said
