@@ -14,6 +14,8 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
+from support.syntax import statements
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = (ROOT / "src", ROOT / "softswitch" / "src", ROOT / "cbuild" / "src")
 """Where each of the three projects has its package."""
@@ -70,7 +72,7 @@ def modules() -> Iterator[tuple[str, bool, Path]]:
 def imports(path: Path) -> set[str]:
     """Every module, and every name of a module, that a file imports, wherever in it."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(path):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

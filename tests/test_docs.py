@@ -18,15 +18,25 @@ from typer.testing import CliRunner
 
 from support import needs
 from support.docs.pages import APPS, PAGES, ROOT, TOOLS, code, commands, resolve
+from support.syntax import statements
 
 ROOMS = sorted(path.name for path in ROOT.glob("[!.]*/") if path.name != "build")
 YOURS = {"PROGRAM.p4", "fold.c", "l2.p4", "prog.p4", "pushed.p4", "train.py"}
 """Files of the reader's."""
 SYSTEMS = {"asm/socket.h", "linux/udp.h", "rxe_comp.c", "rxe_recv.c", "rxe_req.c", "rxe_resp.c"}
 """Headers that Linux brings, and sources of its drivers."""
-FILES = [str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file()]
-NAMES = {file.split("/", first)[-1] for file in FILES for first in range(file.count("/") + 1)}
-"""All names that a text may use for a file: `host/mesh/tcp.py`, `mesh/tcp.py` or `tcp.py`."""
+
+
+@cache
+def files() -> list[str]:
+    """All files of the rooms."""
+    return [str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file()]
+
+
+@cache
+def file_names() -> set[str]:
+    """All names that a text may use for a file: `host/mesh/tcp.py`, `mesh/tcp.py` or `tcp.py`."""
+    return {file.split("/", first)[-1] for file in files() for first in range(file.count("/") + 1)}
 
 
 def anchors(page: Path) -> set[str]:
@@ -37,17 +47,16 @@ def anchors(page: Path) -> set[str]:
 
 def remarks(source: Path) -> str:
     """The docstrings of a Python file, or the comments of one in C or P4."""
-    text = source.read_text()
     if source.suffix != ".py":
-        return "\n".join(re.findall(r"/\*.*?\*/|//[^\n]*", text, re.S))
-    literals = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
+        return "\n".join(re.findall(r"/\*.*?\*/|//[^\n]*", source.read_text(), re.S))
+    literals = [node.value for node in statements(source) if isinstance(node, ast.Expr)]
     return "\n".join(str(value.value) for value in literals if isinstance(value, ast.Constant))
 
 
 def missing_files(text: str) -> set[str]:
     """The files that a text names and that are nowhere: `mesh/tcp.py` may be in any room, `X.c` is any file at all."""
     named = set(re.findall(r"(?<![\w/.-])((?:\w+/)*\w+\.(?:py|c|h|p4))\b(?!\.)", text)) - YOURS - SYSTEMS
-    return {name for name in named - NAMES if Path(name).stem != "X"}
+    return {name for name in named - file_names() if Path(name).stem != "X"}
 
 
 @cache
@@ -127,7 +136,7 @@ def test_every_command_is_documented() -> None:
 def test_variables_are_documented_and_exist() -> None:
     """Every NETFOLD_ variable that the packages read stands on a page, and every one on a page is read by them."""
     pattern = r"\bNETFOLD_[A-Z][A-Z_0-9]*[A-Z0-9]\b"
-    sources = [ROOT / file for file in FILES if file.endswith(".py") and not file.startswith(("tests", "docs"))]
+    sources = [ROOT / file for file in files() if file.endswith(".py") and not file.startswith(("tests", "docs"))]
     read = {name for file in sources for name in re.findall(pattern, file.read_text())}
     told = {name for page in PAGES for name in re.findall(pattern, page.read_text())}
     assert told - {*re.findall(pattern, (ROOT / "host/capi/netfold.h").read_text())} <= read

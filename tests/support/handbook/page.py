@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from netfold.cli import doctor
 from support.handbook.scenes import SCENES, Scene
+from support.syntax import statements
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 PAGE: Final = ROOT / "docs" / "failures.md"
@@ -129,7 +130,7 @@ def declared() -> list[Declared]:
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
             module = ".".join((package, *(part for part in parts if part != "__init__")))
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in statements(path):
                 if isinstance(node, ast.ClassDef) and node.bases:
                     one = Declared(module, node.name, ast.get_docstring(node) or "")
                     bases[one] = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
