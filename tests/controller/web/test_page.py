@@ -150,6 +150,7 @@ def test_a_browser_shows_what_is_down_and_who_was_planned_anew() -> None:
     assert "4 MB, ring 6 MB" in said
     assert "innet 75 %" in said
     assert re.search(r'<g[^>]*class="switch down"[^>]*data-node="spine2"', document)
+    assert set(re.findall(r'data-node="([^"]+)"', document)) == {node.name for node in FABRIC.nodes}
     assert len(re.findall(r'<path[^>]*class="link down"', document)) == 2
     assert len(re.findall("<img", document)) == 1, "the page's own icon alone"
     assert "&lt;img src=" in document
@@ -158,28 +159,19 @@ def test_a_browser_shows_what_is_down_and_who_was_planned_anew() -> None:
 
 
 @pytest.mark.needs("chromium")
-def test_a_browser_shows_a_fabric_in_which_all_is_well() -> None:
-    """With all up and no job, it says so, and each host and switch is drawn; who has the key is offered faults."""
-    ups = [view.SwitchLive(s.name, True, False, "", 0, 1024, None, None, 9) for s in FABRIC.switches]
-    links = [view.LinkLive(None, None, None, None, None, True, False, "") for _ in FABRIC.links]
-    with served(live(switches=ups, links=links, jobs=[], events=[])) as url:
-        document = browser.dump(f"{url}#key=the-key")
-    assert "All switches and links are up" in document
-    assert "No job has joined yet." in document
-    assert not re.search(r'<section[^>]*id="faults"[^>]*hidden', document)
-    assert set(re.findall(r'data-node="([^"]+)"', document)) == {node.name for node in FABRIC.nodes}
-
-
-@pytest.mark.needs("chromium")
 @pytest.mark.parametrize("width", [1280, 360])
 def test_a_browser_draws_a_torus_as_a_grid(width: int) -> None:
     """Switches of a row are beside each other and those of a column below each other, in the fabric's order; links
-    around it leave at its edges; no box is over another one, nor outside the drawing, on a phone too."""
+    around it leave at its edges; no box is over another one, nor outside the drawing, on a phone too.  With all up and
+    no job the page says so, and who has the key is offered faults."""
     fabric = torus(3, 4)
     ups = [view.SwitchLive(s.name, True, False, "", 0, 1024, None, None, 9) for s in fabric.switches]
     links = [view.LinkLive(None, None, None, None, None, True, False, "") for _ in fabric.links]
     with served(live(switches=ups, links=links, jobs=[], events=[]), fabric) as url:
-        document = browser.dump(url, size=(width, 900))
+        document = browser.dump(f"{url}#key=the-key", size=(width, 900))
+    assert "All switches and links are up" in document
+    assert "No job has joined yet." in document
+    assert not re.search(r'<section[^>]*id="faults"[^>]*hidden', document)
     boxes = {name: (float(x), float(y), float(w), float(h)) for x, y, name, w, h in re.findall(
         r'<g[^>]*transform="translate\(([\d.]+) ([\d.]+)\)" data-node="([^"]+)".*?<rect[^>]*class="box"[^>]*'
         r'width="([\d.]+)" height="([\d.]+)"', document)}
