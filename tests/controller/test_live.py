@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -30,7 +30,8 @@ from netfold.wire import operator
 from netfold.wire.jobs import SERVICE, Done, Join, Leave
 from netfold.wire.plan import Plan
 from support.control.credentials import token_file
-from support.sandboxes.processes import BOUND, Switches, netfold
+from support.sandboxes.processes import BOUND, Switches, forked, netfold
+from support.sandboxes.topo import ENGINES_LONG
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 async def together(fabric: Fabric, world: int) -> list[Plan]:
@@ -216,6 +217,7 @@ async def until_slowly(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize("switches", ENGINES_LONG, indirect=True)
 def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
     """`netfold up` says when it is ready, `netfold status` and `slots` show the switches to who has the token, a signal
     ends it with status 0."""
@@ -228,11 +230,12 @@ def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
     dry = netfold("up", str(file), "--dry-run")
     assert (dry.returncode, dry.stdout.count("modify the program")) == (1, 4), dry.stderr
     assert "leaf1: insert" in dry.stdout
-    up = subprocess.Popen([sys.executable, "-m", "netfold.cli", "up", str(file), "--timeout", "120", "--metrics",
-                           "127.0.0.1:0"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    with (switches.folder / "up.log").open("wb") as log:
+        up = forked([sys.executable, "-m", "netfold.cli", "up", str(file), "--timeout", "120", "--metrics",
+                     "127.0.0.1:0"], subprocess.PIPE, log)
+    assert up.stdout is not None
     try:
-        assert up.stdout is not None
-        line = up.stdout.readline()
+        line = up.stdout.readline().decode()
         assert line.startswith(f"ready: fabric {fabric.name}, 4 switches ({fabric.engine})")
         page = line.rpartition("page and metrics at ")[2].strip()
         scrape = urllib.request.Request(f"{page}/metrics", headers={"Authorization": "Bearer a-secret"})
@@ -253,11 +256,9 @@ def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
         assert second.returncode == 1
         assert "running at" in second.stderr
         assert "Traceback" not in second.stderr
-        up.terminate()
+        up.send_signal(signal.SIGTERM)
         assert up.wait(60) == 0
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            up.kill()
+        up.kill()
         up.wait(10)
-        if up.stdout is not None:
-            up.stdout.close()
+        up.stdout.close()
