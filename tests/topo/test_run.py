@@ -24,6 +24,7 @@ from netfold.fabric.file import save
 from netfold.fabric.generate import leafspine
 from netfold.host.opening.planes import PLANES_VARIABLE, parse_planes
 from support import needs
+from support.sandboxes.topo import in_sandbox
 from switch_support.ports import wait_for
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
@@ -263,14 +264,14 @@ sys.exit(4 if comm.rank == 1 else 0)
 """
 
 
-@pytest.mark.netns
-@pytest.mark.needs("namespaces", "mininet")
 @pytest.mark.timeout(120)
-def test_a_program_runs_on_the_hosts_of_a_fabric_of_its_own() -> None:
-    """From the command line: a fabric comes up, three ranks fold, one fails on purpose, and its status comes out."""
-    command = [*NETFOLD, "run", "-np", "3", "--topo", "leafspine,2,1,4", "--", sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
-    assert done.returncode == 4, done.stdout + done.stderr
+@in_sandbox(timeout=100)
+def test_a_program_runs_on_the_hosts_of_a_fabric_of_its_own(tmp_path: Path) -> None:
+    """A fabric comes up, three ranks fold, one fails on purpose, and its status comes out."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = CliRunner().invoke(app, ["run", "-np", "3", "--topo", "leafspine,2,1,4", "--", sys.executable,
+                                    str(tmp_path / "program.py")])
+    assert done.exit_code == 4, done.output
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] innet 3" for rank in range(3)]
     assert "rank 1 on h2 ended with status 4" in done.stderr
 

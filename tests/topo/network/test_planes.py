@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,8 +19,7 @@ from netfold.fabric.graph import FabricError
 from netfold.host.opening.planes import RAILS_VARIABLE
 from netfold.topo import run
 from support import needs
-
-NETFOLD = [sys.executable, "-m", "netfold.cli"]
+from support.sandboxes.topo import in_sandbox
 
 
 def test_forms_with_planes_give_a_fabric_each() -> None:
@@ -105,17 +103,18 @@ with netfold.init() as comm:
 """
 
 
-@pytest.mark.netns
-@pytest.mark.needs("namespaces", "mininet")
 @pytest.mark.timeout(150)
-def test_a_program_runs_over_two_planes(tmp_path: Path) -> None:
+@in_sandbox(timeout=120)
+def test_a_program_runs_over_two_planes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums are exact, the flight recorder has each rail's share and why, and the timeline has rows for each rail."""
-    command = [
-        *NETFOLD, "run", "--topo", "dual,leafspine,1,0,2", "--rate", "100mbit", "--rails", "innet@a+tcp@b", "--",
-        "env", f"NETFOLD_TIMELINE={tmp_path / 'trace.json'}", "NETFOLD_RAIL_STALL=2", sys.executable, "-c", PROGRAM,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.setenv("NETFOLD_TIMELINE", str(tmp_path / "trace.json"))
+    monkeypatch.setenv("NETFOLD_RAIL_STALL", "2")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = CliRunner().invoke(app, [
+        "run", "--topo", "dual,leafspine,1,0,2", "--rate", "100mbit", "--rails", "innet@a+tcp@b", "--", sys.executable,
+        str(tmp_path / "program.py"),
+    ])
+    assert done.exit_code == 0, done.output
     for line in done.stdout.splitlines():
         short, long, copy = json.loads(line.partition("] ")[2])
         assert "soonest" in short
