@@ -27,11 +27,11 @@ from netfold.topo.network.net import Network
 
 pytestmark = pytest.mark.timeout(300)
 SMALL = {
-    "softswitch": PathsOptions(topo="leafspine,2,2,4", nbytes="800000", rounds=1),
+    "softswitch": PathsOptions(topo="leafspine,2,2,4", nbytes="400000", rounds=1),
     "bmv2": PathsOptions(topo="leafspine,2,2,4", rate="10mbit", switch="bmv2", nbytes="200000", rounds=1,
                          collectives="all_to_all,ring"),
 }
-LONG = {"softswitch": "24000000", "bmv2": "4800000"}
+LONG = {"softswitch": {"rate": "20mbit", "nbytes": "9600000"}, "bmv2": {"nbytes": "4800000"}}
 """Bytes that a link cannot carry before a busy machine has come to break it: some seconds."""
 FRAME = 1100
 """Bytes of a packet on a link."""
@@ -52,7 +52,7 @@ def test_every_collective_is_exact_in_every_mode(engine: Engine, tmp_path: Path)
 @in_sandbox(timeout=150)
 def test_a_planned_all_to_all_loads_the_uplinks_of_each_leaf_alike(tmp_path: Path) -> None:
     """Loads differ by less than a tenth and what had to be sent again."""
-    options = replace(SMALL["softswitch"], modes="pinned", collectives="all_to_all", out=tmp_path)
+    options = replace(SMALL["softswitch"], modes="pinned", collectives="all_to_all", nbytes="800000", out=tmp_path)
     (cell,) = undisturbed(lambda: run(options), tmp_path / "logs", "paths")
     loads = [count for end, count in cell.uplinks.items() if end.startswith("leaf")]
     mean = statistics.mean(loads)
@@ -67,7 +67,7 @@ def test_a_link_that_breaks_in_an_all_to_all_is_left_by_the_hosts(engine: Engine
     controller is told, once another path has answered.  For how long a flow stands still is `netfold bench paths`' to
     say."""
     options = replace(SMALL[engine], modes="pinned", collectives="", fail_link=0.0, silent=True, probe=0.0,
-                      nbytes=LONG[engine], out=tmp_path)
+                      out=tmp_path, **LONG[engine])
     (row,) = summary(run(options), options)
     print(show([row]))
     assert row.failed
@@ -82,7 +82,7 @@ def test_tcp_is_led_off_a_path_that_dies(tmp_path: Path) -> None:
     """An uplink swallows packets in silence, and no probe tells: the ranks tell the controller, the switches lead their
     connections over other links, and all elements are right."""
     options = replace(SMALL["softswitch"], modes="pinned", collectives="", fail_link=0.0, silent=True, probe=0.0,
-                      nbytes=LONG["softswitch"], transport="tcp", out=tmp_path)
+                      transport="tcp", out=tmp_path, **LONG["softswitch"])
     (row,) = summary(run(options), options)
     print(show([row]))
     assert row.failed
