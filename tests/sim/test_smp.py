@@ -94,6 +94,7 @@ def test_the_command_writes_every_point_and_says_its_seeds(tmp_path: Path) -> No
     assert "racks, 4 machines: the ring is the fastest" in done.output
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_ended_command_goes_on_from_its_table(tmp_path: Path) -> None:
     """With --resume, rows that the table has are not simulated again, and the table ends as if nothing had ended it."""
     command = ["sim", "smp", "--clusters", "racks", "--machines", "2", "--cores", "2", "--sizes", "4,64",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netfold.fabric.routing import room
@@ -75,6 +75,7 @@ def test_c_sizes_equal_the_python_ones() -> None:
     assert c_define(quantise, "NF_MAX_WORLD") == jobs.MAX_WORLD
 
 
+@settings(max_examples=25)  # scapy takes ten milliseconds for one
 @given(st.binary(min_size=0, max_size=64), st.integers(0, 0xFFFF), st.integers(0, roce.PSN_MASK), st.integers(0, 255))
 def test_icrc_equals_scapys(payload: bytes, ip_id: int, psn: int, ttl: int) -> None:
     """Our plain ICRC and scapy's independent one agree on any packet, with and without RETH."""

@@ -115,6 +115,7 @@ def test_spoiled_messages_are_answered_with_errors(bench: tuple[Server, Client, 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_table_writes_by_the_ten_thousand(
     bench: tuple[Server, Client, Stream], thorough: Callable[[int], int]
 ) -> None:
