@@ -84,7 +84,7 @@ def test_narrow_lanes_train_as_well_on_a_quarter_of_the_bytes(tmp_path: Path) ->
     The environment is a newcomer's: nothing in it says how wide a terminal is, and the words come whole all the same;
     there is no torch, which is said, and not missed otherwise.
     """
-    command = [*NETFOLD, "demo", "--ranks", "4", "--steps", "10", "--lane-bits", "8", "--out", str(tmp_path)]
+    command = [*NETFOLD, "demo", "--ranks", "2", "--steps", "10", "--lane-bits", "8", "--out", str(tmp_path)]
     hidden = tmp_path / "hidden"
     hidden.mkdir()
     bare = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ} | {"TERM": "dumb"}
