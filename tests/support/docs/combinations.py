@@ -316,14 +316,9 @@ def cell(ranks: Ranks, feature: Feature) -> str:
     return FOLDS if all(parts) else "folds in part" if any(parts) else "between the hosts"
 
 
-def column(name: str) -> dict[str, str]:
-    """The cells of one column, by row."""
-    with COLUMNS[name]() as ranks:
-        return {row: cell(ranks, feature) for row, feature in FEATURES.items()}
-
-
-def refusals(name: str) -> dict[str, str]:
-    """Why the calls of one column that do not fold are refused where they are asked to by name, by row."""
+def column(name: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The cells of one column, by row; and why its calls that do not fold are refused where they are asked to by
+    name."""
 
     def refused(group: Group, call: Callable[[Group], object]) -> str:
         try:
@@ -339,8 +334,8 @@ def refusals(name: str) -> dict[str, str]:
         return why
 
     with COLUMNS[name]() as ranks:
-        cells = {row: cell(ranks, FEATURES[row]) for row in BY_NAME}
-        return {row: each(ranks, call) for row, call in BY_NAME.items() if cells[row] != FOLDS}
+        cells = {row: cell(ranks, feature) for row, feature in FEATURES.items()}
+        return cells, {row: each(ranks, call) for row, call in BY_NAME.items() if cells[row] != FOLDS}
 
 
 def page(columns: Mapping[str, Mapping[str, str]], why: Mapping[str, Mapping[str, str]]) -> str:
@@ -362,4 +357,5 @@ def page(columns: Mapping[str, Mapping[str, str]], why: Mapping[str, Mapping[str
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page({name: column(name) for name in COLUMNS}, {name: refusals(name) for name in COLUMNS}))
+    made = {name: column(name) for name in COLUMNS}
+    PAGE.write_text(page(*({name: parts[at] for name, parts in made.items()} for at in (0, 1))))
