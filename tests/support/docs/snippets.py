@@ -120,7 +120,8 @@ dw, db, batches = np.ones_like(w), np.ones_like(b), range(2)
 assert (weights["w"] < 0).all()
 comm.close()
 """),
-    ("docs/fabrics.md", "sandbox.enter()"): Scene("alone", needs=("mininet", "namespaces")),
+    ("docs/fabrics.md", "sandbox.enter()"): Scene(
+        "alone", replaced={"leafspine(2, 2, 8,": "leafspine(1, 0, 2,"}, needs=("mininet", "namespaces")),
     ("docs/torch.md", "model = DistributedDataParallel(model)"): Scene("torch", _TORCH, _STEP + _END),
     ("docs/torch.md", 'mesh = init_device_mesh("cpu", (dist.get_world_siz'): Scene("torch", f"""{_TORCH}
 model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2))
