@@ -22,12 +22,12 @@ pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 from netfold.topo.network.net import Network
 
 pytestmark = pytest.mark.timeout(300)
-RATES = {"softswitch": "50mbit", "bmv2": "50mbit"}
+RATE = "50mbit"
 
 
 def fabric_of(engine: Engine) -> Fabric:
     """Two leaves, two spines, four hosts, a standby, and a controller that a busy machine does not mislead."""
-    fabric = leafspine(2, 2, 4, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
+    fabric = leafspine(2, 2, 4, rate=RATE, engine=engine, rundir=sandbox.rundir())
     return msgspec.structs.replace(fabric, steady=3600.0,
                                    standby=f"unix:{sandbox.rundir()}/standby.sock")
 

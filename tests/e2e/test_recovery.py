@@ -28,14 +28,14 @@ pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 from netfold.topo.network.net import Network
 
 pytestmark = pytest.mark.timeout(300)
-RATES = {"softswitch": "50mbit", "bmv2": "50mbit"}
+RATE = "50mbit"
 NEVER = 3600.0
 """`Fabric.steady`: what returns is used by running jobs where nothing else is left, and by none by choice."""
 
 
 def fabric_of(engine: Engine, *, probe: float = 0.5, steady: float = NEVER) -> Fabric:
     """Two leaves, two spines, four hosts, and a controller that a busy machine does not mislead."""
-    fabric = leafspine(2, 2, 4, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
+    fabric = leafspine(2, 2, 4, rate=RATE, engine=engine, rundir=sandbox.rundir())
     return msgspec.structs.replace(fabric, probe=probe, steady=steady)
 
 
@@ -152,7 +152,7 @@ def test_a_spine_that_returns_carries_running_jobs_again(engine: Engine, tmp_pat
 def test_a_job_without_trees_goes_on_over_tcp(tmp_path: Path) -> None:
     """A spine dies, and the slots of the other one belong to other jobs: the ranks end what is under way and all that
     follows over TCP, every sum exact, say so, and hold nothing on switches any more."""
-    fabric = leafspine(4, 2, 8, rate=RATES["softswitch"], rundir=sandbox.rundir())
+    fabric = leafspine(4, 2, 8, rate=RATE, rundir=sandbox.rundir())
     fabric = msgspec.structs.replace(fabric, steady=NEVER, lease=300.0)  # the other jobs have no ranks that register
     with Network(fabric, logs=tmp_path / "logs") as network:
         with Steady(network, seed=10, hosts=4, rail="auto") as steady:
