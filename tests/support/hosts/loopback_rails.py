@@ -15,8 +15,9 @@ from unittest import mock
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.opening.planes import Kind, Plane, RailSpec
+from netfold.host.rails import policy
 from netfold.host.rails.joining import STALL_VARIABLE
-from netfold.host.rails.shares import Figure
+from netfold.host.rails.shares import LONG_BYTES, Figure
 from netfold.host.selection.chooser import Chooser
 from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.measure import Measured
@@ -71,12 +72,14 @@ class LoopbackPlanes:
 
 @contextmanager
 def loopback_planes(kinds: Sequence[Kind], world: int, *, groups: bool = False) -> Iterator[LoopbackPlanes]:
-    """Planes for rails of these kinds, whose switches and services end with the context.
+    """Planes for rails of these kinds, whose switches and services end with the context.  A rail's rate is measured by
+    the shortest call that does: the usual ones would take longer than all else here.
 
     groups  one group of the ranks may fold, too
     """
     with ExitStack() as stack:
         stack.enter_context(known_links())
+        stack.enter_context(mock.patch.object(policy, "RATE", (LONG_BYTES,)))
         planes = LoopbackPlanes(kinds, world, stack, groups=groups)
         yield planes
         for jobs in planes.jobs:
