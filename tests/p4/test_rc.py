@@ -54,7 +54,7 @@ SHAPES = [(1, 0, 2), (1, 0, 4), (2, 1, 4), (2, 2, 5)]
 
 
 @pytest.mark.parametrize("verb", ["send", "write"])
-@pytest.mark.parametrize("loss", [0.0, 0.001, 0.01, 0.05])
+@pytest.mark.parametrize("loss", [0.0, 0.01, 0.05])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rings_of_nics_get_exact_sums_on_terrible_networks(
     shape: tuple[int, int, int], loss: float, verb: Literal["send", "write"]
