@@ -30,12 +30,10 @@ def nearest(value: Fraction, element: str) -> float:
         return 0.0
     exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
     exponent -= Fraction(2) ** exponent > magnitude
-    last = max(exponent - precision + 1, smallest)
-    whole = round(magnitude / Fraction(2) ** last)  # Python rounds fractions to the nearest integer, ties to even
-    if whole * Fraction(2) ** last >= Fraction(2) ** top:
-        return float("-inf") if value < 0 else float("inf")
-    rounded = float(whole * Fraction(2) ** last)
-    return -rounded if value < 0 and whole else rounded
+    last = Fraction(2) ** max(exponent - precision + 1, smallest)
+    rounded = round(magnitude / last) * last  # Python rounds fractions to the nearest integer, ties to even
+    found = float("inf") if rounded >= 1 << top else float(rounded)
+    return -found if value < 0 and rounded else found
 
 
 def values_of(array: NDArray[Any], element: str) -> list[float]:
@@ -45,10 +43,16 @@ def values_of(array: NDArray[Any], element: str) -> list[float]:
 
 
 def expected(arrays: Sequence[NDArray[Any]], op: ReduceOp, element: str) -> list[float]:
-    """The correctly rounded sum or average of finite arrays, element by element."""
+    """The correctly rounded sum or average of finite arrays, element by element, by integers."""
     columns = zip(*(values_of(array, element) for array in arrays), strict=True)
     divisor = len(arrays) if op == "average" else 1
-    return [nearest(sum(map(Fraction, column), Fraction()) / divisor, element) for column in columns]
+    unit = 1 << -FORMATS[element][1]  # of which every finite float is a multiple
+
+    def units(number: float) -> int:
+        numerator, denominator = number.as_integer_ratio()
+        return numerator * (unit // denominator)
+
+    return [nearest(Fraction(sum(map(units, column)), unit * divisor), element) for column in columns]
 
 
 def reduce_in_memory(
