@@ -7,12 +7,9 @@ thousand packets a second fast.
 
 from __future__ import annotations
 
-import os
 import random
 import secrets
-import select
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -58,8 +55,12 @@ class LoopbackSwitch:
         self.address = address
         self.refused = 0
         """Packets that were dropped, since no rank's contributions come from where they did."""
-        self._source_port, self._port = FIRST + place, udp_port(place)
-        self._ranks = list(ranks)
+        self._source_port = FIRST + place
+        self._routes = [ResultRoute(address, roce.UDP_PORT, rank, udp_port(place)) for rank in ranks]
+        self._children = {(self.qp(kind, rank), (at, self._source_port)): (kind, rank)
+                          for kind in (DATA, AGREEMENT) for rank, at in enumerate(ranks)}
+        """The stream and the rank by the key of a contribution in p4src/connection.p4: the queue pair of operation 0,
+        the address and the UDP source port."""
         self._loss = loss
         self._rng = random.Random(seed)
         self._folds = {kind: SlotSwitch(len(ranks), slots, root=True) for kind in (DATA, AGREEMENT)}
@@ -67,7 +68,7 @@ class LoopbackSwitch:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
         self._socket.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
         self._socket.bind((address, roce.UDP_PORT))
-        self._stop, self._stopped = os.pipe()
+        self._closing = False
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -90,43 +91,29 @@ class LoopbackSwitch:
 
     def _serve(self) -> None:
         while True:
-            watched: list[Any] = [self._socket, self._stop]
-            ready, _, _ = select.select(watched, [], [])
-            if self._stop in ready:
-                return
             payload, sender = self._socket.recvfrom(2048)
+            if self._closing:
+                return
             if self._rng.random() < self._loss:
                 continue
-            child = self._child(payload, sender)
-            if child is None:
+            child = self._children.get((int.from_bytes(payload[5:8]) & -roce.QUEUE_PAIRS, sender))
+            if child is None or len(payload) < roce.BTH_BYTES:
                 self.refused += 1
                 continue
             kind, rank = child
             for target, packet in self._folds[kind].take(rank, parse(payload)):
-                for to in range(len(self._ranks)) if target == "all" else [int(target)]:
+                for to in range(len(self._routes)) if target == "all" else [int(target)]:
                     if self._rng.random() >= self._loss:
-                        route = ResultRoute(self.address, roce.UDP_PORT, self._ranks[to], self._port)
-                        self._socket.sendto(packet.build(self.qp(kind, to), route), (self._ranks[to], self._port))
-
-    def _child(self, payload: bytes, sender: tuple[str, int]) -> tuple[int, int] | None:
-        """The stream and the rank that a contribution is of, as the key of p4src/connection.p4 finds them: by queue
-        pair, address and UDP source port; None where nobody of this switch's is at that address and port."""
-        if len(payload) < roce.BTH_BYTES:
-            return None
-        connection = (struct.unpack_from("!I", payload, 4)[0] & 0xFFFFFF) // roce.QUEUE_PAIRS
-        for kind in (DATA, AGREEMENT):
-            rank = connection - kind * FIRST
-            if 0 <= rank < len(self._ranks) and sender == (self._ranks[rank], self._source_port):
-                return kind, rank
-        return None
+                        route = self._routes[to]
+                        self._socket.sendto(packet.build(self.qp(kind, to), route), (route.destination, route.port))
 
     def close(self) -> None:
         """Stops the thread, and closes the socket."""
-        os.write(self._stopped, b"x")
+        self._closing = True
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as waker:  # lost where others wait: they wake the thread
+            waker.sendto(b"", (self.address, roce.UDP_PORT))
         self._thread.join(30)
         self._socket.close()
-        os.close(self._stop)
-        os.close(self._stopped)
 
 
 def udp_port(place: int) -> int:
