@@ -340,6 +340,27 @@ def test_a_port_receives_from_an_interface_that_was_replaced_before_it_looked(fr
         wait_for(hears)
 
 
+def _asks(sock: socket.socket) -> bool:
+    """Whether the process has a request that it has not read."""
+    return any(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
+
+
+@in_own_network
+def test_a_request_sees_what_frames_that_came_before_it_did() -> None:
+    """However late the process is: what has arrived is handled before what the control plane asks."""
+    make_hosts()
+    into = Tap("h1")
+    with mock.patch.object(watchdog, "SILENCES", 10**9), switch() as process, ThreadPoolExecutor(1) as pool:
+        count = process.engine.counter("I.count")
+        for frames in range(1, 11):
+            os.kill(process.pid, signal.SIGSTOP)
+            into.send(bytes([13, 1]) + bytes(62))  # COUNT in cell 1
+            answer = pool.submit(process.engine.read_counter, count, 1, 1)
+            wait_for(lambda: _asks(process.engine._channel._transport._sock))
+            os.kill(process.pid, signal.SIGCONT)
+            assert answer.result(BOUND)[0].packets == frames
+
+
 @in_own_network
 def test_ports_start_without_an_interface_that_has_vanished_until_it_is_back() -> None:
     """A program that takes over does not fail by it, as the old one is gone by then."""
@@ -348,9 +369,9 @@ def test_ports_start_without_an_interface_that_has_vanished_until_it_is_back() -
     sock = process.engine._channel._transport._sock
     try:
         with mock.patch.object(watchdog, "SILENCES", 10**9), ThreadPoolExecutor(1) as pool:
-            os.kill(process.pid, signal.SIGSTOP)  # so that it hears of the start first
+            os.kill(process.pid, signal.SIGSTOP)  # so that it hears of both at once
             started = pool.submit(process.start)
-            wait_for(lambda: any(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4))))
+            wait_for(lambda: _asks(sock))
             sh("ip link del s2")
             os.kill(process.pid, signal.SIGCONT)
             started.result(BOUND)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import subprocess
@@ -80,6 +81,8 @@ def test_ports_that_send_and_receive_side_by_side_change_no_byte() -> None:
         exchange("h1", client)
         server.join(2 * BOUND)
         assert all(port.super_packets_in > 0 and port.super_packets_out > 0 for port in process.ports())
+        helpers = [int(task.name) for task in Path(f"/proc/{process.pid}/task").iterdir()]
+        assert [os.sched_getscheduler(helper) for helper in helpers if helper != process.pid].count(os.SCHED_BATCH) == 3
     assert arrived == {"h1": data, "h2": data}
     assert process.death is None  # a report of the sanitizer ends it
 

@@ -32,7 +32,7 @@
 #endif
 #define X32 0x40000000u /* numbers of another set of system calls on x86-64 */
 
-bool ss_drop_capabilities(void) {
+static bool drop_capabilities(void) {
     const uint32_t keep = 1u << CAP_NET_RAW | 1u << CAP_NET_ADMIN;
     struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct have[2];
@@ -41,6 +41,13 @@ bool ss_drop_capabilities(void) {
     have[1].effective = have[1].permitted = have[1].inheritable = 0;
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
     return syscall(SYS_capset, &head, have) == 0;
+}
+
+static bool refuse_privileges(void) { return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0; }
+
+void ss_confine_threads(void) {
+    drop_capabilities();
+    refuse_privileges();
 }
 
 #if defined(ARCHITECTURE) && !defined(SANITIZED)
@@ -151,15 +158,17 @@ const char *ss_confine(void) {
     const struct rlimit none = {0, 0};
 #define SAY(...) n += (size_t)snprintf(said + n, sizeof said - n, __VA_ARGS__)
     setrlimit(RLIMIT_CORE, &none);
-    bool capabilities = ss_drop_capabilities();
+    bool capabilities = drop_capabilities();
     SAY(capabilities ? "capabilities: net_raw and net_admin at most" : "capabilities kept (%s)", strerror(errno));
-    bool privileges = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0;
+    bool privileges = refuse_privileges();
     SAY(privileges ? "; no new privileges" : "; new privileges possible (%s)", strerror(errno));
 #ifdef SANITIZED
     SAY("; all system calls, for the sanitizer");
 #elif defined(ARCHITECTURE)
-    SAY(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) ? "; dumpable (%s)" : "; not dumpable", strerror(errno));
-    SAY(filter_calls() ? "; system calls of the event loop alone" : "; all system calls: no seccomp here (%s)",
+    bool hidden = prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0;
+    SAY(hidden ? "; not dumpable" : "; dumpable (%s)", strerror(errno));
+    bool filtered = filter_calls();
+    SAY(filtered ? "; system calls of the event loop alone" : "; all system calls: no seccomp here (%s)",
         strerror(errno));
 #else
     SAY("; all system calls: no filter for this processor");

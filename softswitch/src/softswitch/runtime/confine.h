@@ -4,11 +4,9 @@
  */
 #ifndef SS_CONFINE_H
 #define SS_CONFINE_H
-#include <stdbool.h>
 
-/* Keeps CAP_NET_RAW and CAP_NET_ADMIN alone, for this thread and those that it starts; false with errno set where the
- * kernel refuses. */
-bool ss_drop_capabilities(void);
+/* Before threads start, so that they have no more rights than ss_confine() leaves: the kernel has these by thread. */
+void ss_confine_threads(void);
 
 /* Gives up for good what the event loop does not need, and returns one line that says what holds, and what the kernel
  * has refused:

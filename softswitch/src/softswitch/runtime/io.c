@@ -2,9 +2,9 @@
  *
  * The event loop; see io.h.  One turn:
  *
- *   epoll_wait -> requests of the control plane
- *              -> ports that can send again
+ *   epoll_wait -> ports that can send again
  *              -> a batch from every port that has packets, through the pipeline into the ports' queues
+ *              -> requests of the control plane, which see what those packets did
  *              -> flush all ports, put aside what has to wait, replies and events
  *
  * Without packets it sleeps without end: a timer runs only while an entry may fall idle or a full interface queue is to
@@ -196,17 +196,13 @@ static void choose_policy(ss_io *io) {
 
 static void receive_one(void *batches, uint32_t i) { ss_batch_receive(((ss_batch **)batches)[i]); }
 
-/* A batch of each of these ports; side by side where much arrives. */
-static void receive_batches(ss_io *io, const uint32_t *numbers, uint32_t n) {
-    ss_port *ports[64];
+/* A batch of each of these ports; of super-packets side by side. */
+static void receive_batches(ss_io *io, ss_port **ports, uint32_t n) {
     ss_batch *batches[SS_BATCHES];
-    uint32_t most = io->batch ? SS_BATCHES : 1, there = 0;
-    for (uint32_t i = 0; i < n; i++) /* a request of this turn may have removed one */
-        if ((ports[there] = ss_io_port(io, numbers[i]))) there++;
-    n = there;
     for (uint32_t done = 0, taken; done < n; done += taken) {
-        for (taken = 0; taken < most && done + taken < n; taken++)
-            if (!(batches[taken] = ss_batch_begin(ports[done + taken]))) break;
+        taken = 0;
+        while (done + taken < n && taken < SS_BATCHES && (batches[taken] = ss_batch_begin(ports[done + taken])))
+            if (!ports[done + taken++]->bulky || !io->batch) break; /* it gives back what it does not need */
         if (!taken) ss_io_settle(io);
         ss_parallel(receive_one, batches, taken);
         for (uint32_t i = 0; i < taken; i++) {
@@ -320,14 +316,16 @@ void ss_io_run(ss_io *io, ss_request_fn *execute) {
     uint32_t interest = EPOLLIN;
     while (!io->channel.ended) {
         struct epoll_event events[64];
-        uint32_t ready[64], n_ready = 0;
+        ss_port *ready[64];
+        uint32_t n_ready = 0;
+        bool asked = false;
         set_timer(io);
         int n = epoll_wait(io->epoll, events, 64, -1);
         io->now_us = monotonic_us() - io->start_us;
         for (int i = 0; i < n; i++) {
             uint32_t key = events[i].data.u32;
             if (key == KEY_CHANNEL) {
-                if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) ss_channel_read(&io->channel, execute, io);
+                asked = events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR);
             } else if (key == KEY_NETLINK)
                 links_changed(io);
 #ifdef SS_TRACE
@@ -339,13 +337,13 @@ void ss_io_run(ss_io *io, ss_request_fn *execute) {
                 if (read(io->timer, &expirations, sizeof expirations) > 0) io->timer_due = UINT64_MAX;
             } else {
                 ss_port *p = ss_io_port(io, key);
-                if (!p) continue; /* removed by a request of this turn */
                 if (events[i].events & EPOLLOUT) flush(io, &p, 1);
-                if (events[i].events & (EPOLLIN | EPOLLERR)) ready[n_ready++] = key;
+                if (events[i].events & (EPOLLIN | EPOLLERR)) ready[n_ready++] = p;
             }
         }
         receive_batches(io, ready, n_ready);
         ss_io_settle(io);
+        if (asked) ss_channel_read(&io->channel, execute, io);
         ss_channel_write(&io->channel);
         ss_channel_report_lost(&io->channel, io->now_us);
         ss_channel_write(&io->channel);

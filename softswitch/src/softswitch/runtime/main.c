@@ -189,7 +189,7 @@ int main(int argc, char **argv) {
             return fail("--trace", "out of memory");
     }
 #endif
-    ss_drop_capabilities(); /* of the helpers, too */
+    ss_confine_threads();
     unsigned helpers = threads ? ss_parallel_start(threads - 1) : 0;
     if (helpers + 1 < threads) ss_io_tell(&the_io, "%u threads of %u: the system starts no more", helpers + 1, threads);
     the_io.confined = ss_confine();

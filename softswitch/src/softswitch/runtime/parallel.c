@@ -10,6 +10,7 @@
 #include "parallel.h"
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -53,6 +54,8 @@ static bool do_a_piece(bool helper) {
 
 static void *help(void *unused) {
     (void)unused;
+    /* As the event loop while there is work for helpers (io.c): who sends to the switch is not interrupted. */
+    sched_setscheduler(0, SCHED_BATCH, &(struct sched_param){0});
     done();
     for (;;) {
         uint32_t jobs = atomic_load(&the.jobs);
