@@ -115,9 +115,10 @@ def test_when_one_rank_calls_something_else_the_rest_goes_at_once() -> None:
 
 
 @pytest.mark.slow
-def test_where_nothing_joins_for_long_few_ask_until_something_does() -> None:
+def test_where_nothing_joins_for_long_few_ask_until_something_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that waits for each all_gather pays for few parts; the first that is joined has the next ones ask."""
-    calls, size = HOPES + 2 * RARELY, 2 * PART_BYTES // WORLD + 1
+    monkeypatch.setattr("netfold.host.api.joinable.PART_BYTES", 8 << 10)
+    calls, size = HOPES + 2 * RARELY, (16 << 10) // WORLD + 1
 
     def asks(comm: Communicator, following: Callable[[], Next]) -> bool:
         asked = []
