@@ -9,10 +9,9 @@ from pathlib import Path
 
 
 def statements(source: Path) -> Iterator[ast.AST]:
-    """The module of a file, all its statements, in and outside of others, and the clauses that hold them."""
-    left: list[ast.AST] = [ast.parse(source.read_text())]
-    while left:
-        node = left.pop()
+    """The module of a file, all its statements, then those in others, and the clauses that hold them."""
+    found: list[ast.AST] = [ast.parse(source.read_text())]
+    for node in found:  # which grows meanwhile
         yield node
         for field in ("body", "handlers", "orelse", "finalbody", "cases"):
-            left += getattr(node, field, ())
+            found += getattr(node, field, ())
