@@ -124,17 +124,17 @@ def test_readers_that_do_not_read_are_ended(tmp_path: Path, monkeypatch: pytest.
         return server.guests == 0
 
     rows = []
-    for number in range(2000):
+    for number in range(5000):
         entity = p4r.Entity()
         entity.table_entry.table_id = 0x02000001
         entity.table_entry.match.add(field_id=1).exact.value = struct.pack(">I", 1 << 28 | number)
         entity.table_entry.action.action.action_id = 0x01000003
-        entity.table_entry.metadata = bytes(5000)
+        entity.table_entry.metadata = bytes(4000)
         rows.append(entity)
     request = p4r.ReadRequest(device_id=1, entities=[EVERYTHING])
     with bench(tmp_path, Primaries(["unix"])) as (server, controller, other):
-        for at in range(0, len(rows), 500):
-            controller.write(*((INSERT, row) for row in rows[at:at + 500]))
+        for at in range(0, len(rows), 1000):
+            controller.write(*((INSERT, row) for row in rows[at:at + 1000]))
         calls = [other.stub.Read(request) for _ in range(GUEST_CALLS)]
         wait_for(lambda: server.guests == GUEST_CALLS)
         controller.write((MODIFY, COUNTER))
