@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import signal
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -50,11 +49,18 @@ FOLDED: Final = (
 Rows = dict[str, Any]
 
 
-def run(folder: Path, way: str, *names: str) -> Rows:
-    """Results of these tests, or all: name -> result, why, seconds, bytes that each rank folded."""
+def names_of_folded() -> list[str]:
+    return [f"test_{name}" for name in FOLDED.split()]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
+    """Results of all tests over TCP, and of FOLDED folded: way -> name -> result, why, seconds, bytes that each rank
+    folded."""
+    folder, folded = tmp_path_factory.mktemp("suite"), ",".join(names_of_folded())
     results, log = folder / "results.json", folder / "suite.log"
     with log.open("wb") as said:
-        suite = start([str(PROGRAMS / "torch_suite.py"), str(results), way, *names], said)
+        suite = start([str(PROGRAMS / "torch_suite.py"), str(results), "tcp", f"folded:{folded}"], said)
         try:
             status = suite.wait(SECONDS)
         finally:  # with its ranks, where one of them hangs
@@ -62,7 +68,7 @@ def run(folder: Path, way: str, *names: str) -> Rows:
                 os.killpg(suite.pid, signal.SIGKILL)
             suite.wait()
     assert status == 0, log.read_text()[-3000:]
-    rows: Rows = json.loads(results.read_text())
+    rows: dict[str, Rows] = json.loads(results.read_text())
     return rows
 
 
@@ -71,9 +77,9 @@ def failed(rows: Rows) -> dict[str, str]:
 
 
 @pytest.mark.needs("expecttest")
-def test_torchs_own_tests_pass_over_tcp(tmp_path: Path) -> None:
+def test_torchs_own_tests_pass_over_tcp(ran: dict[str, Rows]) -> None:
     """Tests that pass on gloo pass here, and all-to-all of unlike sizes, but for a list of reasons."""
-    rows = run(tmp_path, "tcp")
+    rows = ran["tcp"]
     wrong = failed(rows)
     assert {name: why for name, why in wrong.items() if name not in EXPECTED} == {}
     assert set(EXPECTED) & set(rows) == set(wrong), "these pass now: take them out of the list"
@@ -81,9 +87,8 @@ def test_torchs_own_tests_pass_over_tcp(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("expecttest")
-def test_torchs_own_tests_pass_folded(tmp_path: Path) -> None:
+def test_torchs_own_tests_pass_folded(ran: dict[str, Rows]) -> None:
     """All whose default group has something to fold pass with every rank's part folded by the switch."""
-    names = [f"test_{name}" for name in FOLDED.split()]
-    rows = run(tmp_path, "folded", *names)
+    rows = ran["folded"]
     assert failed(rows) == {}
-    assert [name for name in names if rows[name][0] != "passed" or min(rows[name][3]) == 0] == []
+    assert [name for name in names_of_folded() if rows[name][0] != "passed" or min(rows[name][3]) == 0] == []

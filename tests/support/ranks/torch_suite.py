@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs torch's own tests of a backend, those of ``torch.testing._internal.distributed.distributed_test``.
 
-    torch_suite.py RESULTS gloo|tcp|folded [TEST ...]
+    torch_suite.py RESULTS gloo|WAY[:TEST,...] ...
 
 The ranks are forks of this process, which has imported all they need.  They run one test after the other until one
-does not pass; in ``folded`` each test has a fourth process, a switch and its job service.  RESULTS gets a JSON object:
-test -> [passed, skipped or failed; why; seconds; bytes that each rank has folded].
+does not pass.  WAY is tcp or folded; in ``folded`` each test has a fourth process, a switch and its job service.
+RESULTS gets a JSON object: way -> test -> [passed, skipped or failed; why; seconds; bytes that each rank has folded].
 """
 
 from __future__ import annotations
@@ -225,23 +225,27 @@ def network(net: str, where: str, ready: Any) -> None:
         time.sleep(10 * SECONDS)
 
 
-def main(results: str, way: str, *wanted: str) -> None:
-    """Runs the tests of these names, or all."""
-    Suite.way = way
-    if way != "gloo":
+def main(results: str, *runs: str) -> None:
+    """Runs all tests, or those of these names, in one way after the other."""
+    if runs != ("gloo",):
         theirs.BACKEND = LikeGloo("netfold")
         theirs.PROFILING_SUPPORTED_BACKENDS.append("netfold")
         theirs.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.append("netfold")
     common.TIMEOUT_OVERRIDE.clear()
-    for name in unittest.TestLoader().getTestCaseNames(Suite):
+    names = unittest.TestLoader().getTestCaseNames(Suite)
+    for name in names:
         if "all_to_all" in name and "cuda" not in name:  # which torch takes for MPI's alone
             getattr(Suite, name).__unittest_skip__ = False
-    told = Results()
     gc.freeze()  # a fork that collects garbage copies no page of what was imported
-    for name in wanted or unittest.TestLoader().getTestCaseNames(Suite):
-        Suite(name).run(told)
-    Suite.end()
-    Path(results).write_text(json.dumps(told.rows, indent=1))
+    rows = {}
+    for run in runs:
+        Suite.way, _, wanted = run.partition(":")
+        told = Results()
+        for name in wanted.split(",") if wanted else names:
+            Suite(name).run(told)
+        Suite.end()
+        rows[Suite.way] = told.rows
+    Path(results).write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":
