@@ -51,14 +51,16 @@ WINDOWED = 1
 def test_virtual_machines_with_ordinary_rdma_stacks_fold(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     """Machines under two leaves and a spine, which boot once: the tools of verbs work unfolded; then sums of the
     machines are exact and folded, and scapy agrees with every length, checksum and ICRC; so are those of the machines
-    and a host in a namespace, and those of groups, with 1 % each of loss, repetition, reordering and corruption; a job
-    goes on when a leaf restarts and when a queue pair breaks, and ends by name when a rank is gone."""
+    and a host in a namespace, with 1 % each of loss, repetition, reordering and corruption; a job goes on when a leaf
+    restarts and when a queue pair breaks, and ends by name when a rank is gone.  With --long also groups of some
+    ranks, which tests/host/verbs/test_groups.py has without machines."""
     began = time.monotonic()
 
     def over(step: str) -> None:
         print(f"{time.monotonic() - began:6.1f} s: {step}", flush=True)
 
     machines: int = pytestconfig.getoption("--rxe-machines")
+    long: bool = pytestconfig.getoption("--long")
     fabric = leafspine(2, 1, machines + 1, engine="softswitch", rundir=sandbox.rundir(), rdma=True)
     fabric = msgspec.structs.replace(fabric, lease=BOUND, faults=True)
     windowed = fabric.hosts[WINDOWED]
@@ -67,10 +69,10 @@ def test_virtual_machines_with_ordinary_rdma_stacks_fold(tmp_path: Path, pytestc
         over(f"booted {guests.boot_seconds}")
         # ranks import NetFold meanwhile
         spec = training(network)
-        demonstration = json.dumps(machine_words(network, spec, machines))
+        demonstration = f"demo:{json.dumps(machine_words(network, spec, machines))}"
         jobs = Jobs(network, guests, [
-            "sums:1:1,1025,10000", f"demo:{demonstration}", "mixed:2:1025,25000", "groups:1:10000", "steady:30000",
-            "lost:30000",
+            "sums:1:1,1025,10000", demonstration, "mixed:2:1025,25000", *["groups:1:10000"] * long,
+            "steady:30000", "lost:30000",
         ], windowed)
         tools(guests, fabric)
         over("tools of verbs")
@@ -86,8 +88,9 @@ def test_virtual_machines_with_ordinary_rdma_stacks_fold(tmp_path: Path, pytestc
         over("a controller that has some faults injected")
         with_faults(network, jobs)
         over("with a windowed rank and faults")
-        grouped(network, jobs)
-        over("groups of some ranks, with faults")
+        if long:
+            grouped(network, jobs)
+            over("groups of some ranks, with faults")
         jobs.begin()
         jobs.goes_on("leaf1")
         restarted(network, jobs)
