@@ -102,6 +102,25 @@ def test_it_runs_a_program_and_stops_when_told(program: Path, tmp_path: Path) ->
             os.kill(pid, 0)
 
 
+def test_a_switch_has_the_threads_that_are_asked_for(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the option, else by the variable, which the switches of a fabric have of their launcher; other words than a
+    number of threads are refused by name."""
+    monkeypatch.setenv("SOFTSWITCH_THREADS", "2")
+    for options, threads in (["--threads", "3"], 3), ([], 2):
+        with running(program, "--grpc-server-addr", f"unix:{tmp_path}/{threads}.sock", *options) as (process, _):
+            (pid,) = children(process.pid)
+            assert len(list(Path(f"/proc/{pid}/task").iterdir())) == threads
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(TIMEOUT) == 0
+    for wrong in "", "0", "65", "two", "²":
+        monkeypatch.setenv("SOFTSWITCH_THREADS", wrong)
+        done = softswitch("run", "--no-p4")
+        assert done.returncode == 2
+        assert f"SOFTSWITCH_THREADS={wrong!r}" in done.stderr
+
+
 def test_entries_of_a_file_are_there_when_it_is_ready(program: Path, tmp_path: Path) -> None:
     """`run --entries` takes a file of p4lang's tutorials as `explain --entries` does, and a controller reads them; what
     cannot be written, and a packet test, ends the command before it is ready."""

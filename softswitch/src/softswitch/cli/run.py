@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from softswitch.p4runtime.server import Server
     from softswitch.trace.recording import Tracing
 
-CORES_PER_THREAD: Final = 4
-MOST_THREADS: Final = 4
+THREADS: Final = "SOFTSWITCH_THREADS"
+MOST_THREADS: Final = 64
 
 
 def run(options: SwitchOptions) -> None:
@@ -179,8 +179,11 @@ def _page(tracing: Tracing | None, address: str) -> Iterator[str]:
 
 
 def _threads() -> int:
-    """As many as `--threads` says that there are without it: other switches, hosts and the server have cores left."""
-    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // CORES_PER_THREAD))
+    """The number of threads without `--threads`: that of the variable, or 1."""
+    text = os.environ.get(THREADS, "1")
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= MOST_THREADS:
+        fail(f"{THREADS}={text!r}: expected a number of threads from 1 to {MOST_THREADS}")
+    return int(text)
 
 
 def _ports(options: SwitchOptions) -> tuple[Port, ...]:

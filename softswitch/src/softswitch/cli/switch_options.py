@@ -78,7 +78,7 @@ class SwitchOptions:
     threads: Annotated[
         int | None,
         CliOption(min=1, max=64, help="Threads that send and receive side by side while much passes; packets are "
-                                      "processed by one. Default: a quarter of the cores, at most 4."),
+                                      "processed by one. Default: SOFTSWITCH_THREADS, or 1."),
     ] = None
     seed: Annotated[int, CliOption(min=0, help="Seed of random().")] = 1
     pcap: Annotated[Path | None, CliOption(metavar="DIR", help="Capture to DIR/IFACE_{in,out}.pcap.")] = None
