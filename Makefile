@@ -12,7 +12,7 @@ NEEDED := mnexec:mininet ip:iproute2 tc:iproute2 ethtool:ethtool ping:iputils-pi
 TORCH := torch==2.13.0+cpu
 
 # Six workers for two cores: tests in namespaces mostly wait, and stand beside those that compute.  On two quiet cores,
-# with BMv2 at hand, all tests take ten minutes.
+# with BMv2 at hand, all tests take ten to eleven minutes.
 WORKERS := 6
 SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

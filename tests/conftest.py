@@ -28,11 +28,11 @@ from support.sandboxes.topo import TEMPLATES
 STATE: Final = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 """The folder in which controllers keep their state."""
 WARM: Final = pytest.StashKey[warm.WarmProcesses]()
-"""What tests in sandboxes fork switches and ranks from, in the pytest that has started the workers."""
+"""The processes from which tests in sandboxes fork switches and ranks; the pytest that has the workers has them."""
 
 
-testing._get_command = cache(testing._get_command)  # type: ignore[attr-defined]
-"""Typer builds all commands of an application for each one that a test invokes, for 0.04 s of processor time."""
+if hasattr(testing, "_get_command"):  # by it typer builds all commands for each one that a test invokes: 0.04 s
+    testing._get_command = cache(testing._get_command)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def warm_folder(config: pytest.Config) -> str:
-    """Where the warm processes of this run listen; the pytest that has started the workers starts them once."""
+    """The folder in which the warm processes of this run listen; the pytest that has the workers starts them."""
     if hasattr(config, "workerinput"):
         return str(config.workerinput["warm"])
     if WARM not in config.stash:

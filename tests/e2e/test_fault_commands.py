@@ -38,7 +38,7 @@ def netfold(*words: str) -> str:
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the fabric says."""
+    """The file that gets the output of the fabric."""
     return tmp_path_factory.mktemp("fabric") / "run.log"
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paths that the controller has planned in real namespaces: how they load links, and who leaves one that dies.
 
-What these tests see depends on loads and time-outs, so no other test in namespaces runs beside them.
+The results depend on loads and time-outs, so no other test in namespaces runs beside these.
 """
 
 from __future__ import annotations

@@ -147,10 +147,13 @@ def _settings_kept() -> Iterator[None]:
     """Programs get the environment variables that modules set when this block imports them.
 
     Meanwhile there is no search for garbage, which takes a tenth of torch's import and finds none."""
-    before = dict(os.environ)
+    before, searched = dict(os.environ), gc.isenabled()
     gc.disable()
-    yield
-    gc.enable()
+    try:
+        yield
+    finally:
+        if searched:
+            gc.enable()
     _SET.update({name: value for name, value in os.environ.items() if before.get(name) != value})
 
 

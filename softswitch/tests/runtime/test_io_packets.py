@@ -341,7 +341,7 @@ def test_a_port_receives_from_an_interface_that_was_replaced_before_it_looked(fr
 
 
 def _asks(sock: socket.socket) -> bool:
-    """Whether the process has a request that it has not read."""
+    """True if the process has not read all requests."""
     return any(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
 
 

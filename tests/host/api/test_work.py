@@ -128,7 +128,7 @@ def test_what_a_close_overtakes_on_its_way_to_the_queue_ends() -> None:
 
 
 def test_threads_that_begin_the_first_work_at_once_share_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where another thread begins a work while the first work's thread is made, that thread runs both, and ends."""
+    """One thread runs both works if the second is begun while the thread of the first is made; then the thread ends."""
     order = OperationSequencer("rank 0")
     second: list[Work[int]] = []
     beside = threading.Thread(target=lambda: second.append(order.later(lambda: 2, "second")))

@@ -53,7 +53,7 @@ def netfold(*words: str, env: Mapping[str, str] | None = None) -> subprocess.Com
 
 
 def command(engine: Engine, switch: Switch, *ports: str) -> list[str]:
-    """How a switch is started, with these interfaces (`1@veth1`)."""
+    """The command that starts a switch with these interfaces (`1@veth1`)."""
     given = [word for port in ports for word in ("-i", port)]
     if engine == "bmv2":
         # it insists on a Thrift port: 0 is any

@@ -41,7 +41,7 @@ class WarmProcesses:
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="netfold-warm-")
         self.folder = self._folder.name
-        """Where they listen."""
+        """The folder in which they listen."""
         self._lives: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         for kind, (modules, imported) in enumerate(IMPORTED.items()):
