@@ -4,8 +4,9 @@
     python -m netfold.topo.rxe.attach /tmp/netfold-x/h1.vm -- python train.py
     python -m netfold.topo.rxe.attach --only RANK,WORLD_SIZE /tmp/netfold-x/node2.line -- python train.py
 
-Environment (of it what --only names), working directory and standard streams of this process become the command's,
-signals are handed on, and its status becomes this one's, signals included.
+Environment, working directory and standard streams of this process become the command's, signals are handed on, and its
+status becomes this one's, signals included.  Of the environment, only what --only names; without it, all but the variables
+that choose code for this machine's processor.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ HANDED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGABRT
                     signal.SIGQUIT)
 GUEST_LOST: Final = 126
 """Exit status if the guest ended before the command did."""
+PROCESSORS: Final = ("OPENBLAS_CORETYPE", "BLIS_ARCH_TYPE", "ATEN_CPU_CAPABILITY", "NPY_ENABLE_CPU_FEATURES")
+"""Variables by which libraries run code for a named processor without asking which one it is: SIGILL in a guest."""
 
 
 def command(line: str, argv: Sequence[str], only: Collection[str] = ()) -> list[str]:
     """The command line that runs ``argv`` in the guest whose socket is ``line``.
 
-    only  names of the environment variables that go with it; none: all of them
+    only  names of the environment variables that go with it; none: all but PROCESSORS
     """
     some = ["--only", ",".join(only)] if only else []
     return [sys.executable, "-m", "netfold.topo.rxe.attach", *some, line, "--", *argv]
@@ -51,7 +54,7 @@ def run(line: str, argv: Sequence[str], only: Collection[str] = ()) -> int:
             print(f"cannot run {argv[0]} in a guest: {line}: {error.strerror}: it has ended, or was not started",
                   file=sys.stderr)
             return GUEST_LOST
-        env = {name: value for name, value in os.environ.items() if not only or name in only}
+        env = {name: value for name, value in os.environ.items() if (name in only if only else name not in PROCESSORS)}
         wanted = {"argv": list(argv), "env": env, "cwd": os.getcwd()}
         guest.sendall(pack(0, Kind.RUN, json.dumps(wanted).encode()))
 

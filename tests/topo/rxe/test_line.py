@@ -76,6 +76,16 @@ def test_a_command_has_this_ones_environment_folder_and_streams(guest: Guest, tm
     assert (process.returncode, output.decode(), errors) == (7, f"{tmp_path}\ninput\n", b"hello\n")
 
 
+@pytest.mark.parametrize("name", attach.PROCESSORS)
+def test_what_names_this_machines_processor_stays_here(guest: Guest, name: str) -> None:
+    """The guest has another one, on which code for this one ends by SIGILL."""
+    process = guest.start("env", env={**os.environ, name: "Haswell"})
+    output, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0
+    assert "PATH" in (names := [line.partition("=")[0] for line in output.decode().splitlines()])
+    assert name not in names
+
+
 def test_much_output_arrives_whole(guest: Guest) -> None:
     """More than any buffer between holds, from several commands at once."""
     script = "import sys; sys.stdout.buffer.write(bytes([int(sys.argv[1])]) * 3_000_000)"
