@@ -2,7 +2,7 @@
 """Compiles the fold program for an engine: p4info, and the device configuration that the switch loads.
 
 softswitch takes the preprocessed P4 source and compiles it itself; BMv2 takes the JSON of p4c-bm2-ss, made cheaper to
-run (bmv2_program.py), which is cached by content.
+run (bmv2/lighten.py), which is cached by content.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from finsy.proto import p4i
 from google.protobuf import text_format
 
 from cbuild.cache import Cache
-from netfold.controller.switch import bmv2_program
+from netfold.bmv2 import lighten
 from netfold.controller.switch.codec import Codec
 from netfold.disk import files
 from netfold.fabric.folding import trees
@@ -108,7 +108,7 @@ def _bmv2(source: Path, defines: Defines) -> Pipeline:
         raise PipelineError(f"{P4C} is not on PATH: install p4c (https://github.com/p4lang/p4c), or use the engine "
                             "softswitch, which needs no compiler of its own")
     flags = [f"-D{name}={value}" for name, value in {**defines, **BMV2_DEFINES}.items()]
-    key = _digest([*sorted(source.parent.glob("*.p4")), *sorted(Path(__file__).parent.glob("bmv2_*.py"))], flags)
+    key = _digest([*sorted(source.parent.glob("*.p4")), *sorted(Path(lighten.__file__).parent.glob("*.py"))], flags)
     cache, name = Cache("netfold"), f"{source.stem}-{key}"
     json, p4info = cache.find(f"{name}.json"), cache.find(f"{name}.p4info.txtpb")
     if json is not None and p4info is not None:
@@ -153,7 +153,7 @@ _BUILDERS: Final[dict[Engine, Callable[[Path, Defines], Pipeline]]] = {"softswit
 def lightened(source: Path, made: str) -> str | None:
     """p4c's output, changed so that it runs faster; None if its form is that of another version of p4c."""
     try:
-        return bmv2_program.lighten(made)
+        return lighten.lighten(made)
     except (AttributeError, LookupError, RecursionError, StopIteration, TypeError, ValueError) as error:
         log.warning("%s: %s writes programs of a form that is not known here (%r): BMv2 runs this one as it is, and "
                     "takes half as long again for each packet", source, P4C, error)

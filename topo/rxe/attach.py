@@ -5,8 +5,8 @@
     python -m netfold.topo.rxe.attach --only RANK,WORLD_SIZE /tmp/netfold-x/node2.line -- python train.py
 
 Environment, working directory and standard streams of this process become the command's, signals are handed on, and its
-status becomes this one's, signals included.  Of the environment, only what --only names; without it, all but the variables
-that choose code for this machine's processor.
+status becomes this one's, signals included.  Of the environment, only what --only names; without it, all but the
+variables that choose code for this machine's processor.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from netfold.bmv2 import lighten
 from netfold.controller.operations import status
 from netfold.controller.paths.steering import Steering
 from netfold.controller.switch import fold_tables, path_tables, pipeline, probe, tables
@@ -129,7 +130,8 @@ def test_a_broken_program_shows_the_compilers_words(tmp_path: Path) -> None:
 
 @pytest.mark.needs("p4c")
 def test_p4c_compiles_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second build comes from the cache, equal; a broken program shows p4c's words."""
+    """The second build comes from the cache, equal, until a pass over p4c's program changes; a broken program shows p4c's
+    words."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     small = tmp_path / "small.p4"
     small.write_text(basic())
@@ -137,6 +139,11 @@ def test_p4c_compiles_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "_p4c", None)
         assert pipeline.build("bmv2", small) == first
+    passes = shutil.copytree(Path(lighten.__file__).parent, tmp_path / "passes")
+    (passes / "masks.py").write_text("# changed")
+    monkeypatch.setattr(lighten, "__file__", str(passes / "lighten.py"))
+    assert pipeline.build("bmv2", small) == first
+    assert len(list(tmp_path.rglob("small-*.json"))) == 2
     broken = tmp_path / "broken.p4"
     broken.write_text("control C( {}")
     with pytest.raises(PipelineError, match=r"broken\.p4.*exit status(.|\n)*syntax error"):

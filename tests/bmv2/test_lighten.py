@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from netfold.controller.switch import bmv2_program, pipeline
+from netfold.bmv2 import lighten
+from netfold.controller.switch import pipeline
 
 Node = dict[str, Any]
 WIDTHS = {"a": 8, "b": 8, "c": 16, "d": 32, "e": 1, "f": 1}
@@ -224,7 +225,7 @@ def test_a_program_does_the_same_with_less(seed: int) -> None:
     print("seed", seed)
     rng = random.Random(seed)
     program = Drawn(rng).program()
-    before, less = Switch(program), json.loads(bmv2_program.lighten(json.dumps(program)))
+    before, less = Switch(program), json.loads(lighten.lighten(json.dumps(program)))
     after = Switch(less)
     for _ in range(50):
         values = {name: rng.randrange(min(8, 1 << bits)) for name, bits in WIDTHS.items()}

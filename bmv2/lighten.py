@@ -6,9 +6,9 @@ for each step, where BMv2's log is compiled in (that is the default), the text o
 makes many pieces.  So what it made is worked over, a step of its own each:
 
     source       where a step stands in the P4 source: left out
-    decisions    tables of constants become comparisons (bmv2_decide.py)
-    masks        those that change nothing go (bmv2_masks.py)
-    fields       copies, and values computed twice, go (bmv2_fields.py)
+    decisions    tables of constants become comparisons (decide.py)
+    masks        those that change nothing go (masks.py)
+    fields       copies, and values computed twice, go (fields.py)
 
 Tables, keys and actions that P4Runtime knows stay as they are.
 """
@@ -18,16 +18,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from netfold.controller.switch import bmv2_decide, bmv2_fields, bmv2_masks
+from netfold.bmv2 import decide, fields, masks
 
 
 def lighten(text: str) -> str:
     """Work over a program in BMv2's JSON format, as p4c-bm2-ss writes it."""
     program: dict[str, Any] = _without_source(json.loads(text))
-    widths = bmv2_fields.widths(program)
-    bmv2_decide.decide(program, widths)
-    bmv2_masks.unmask(program, widths)
-    bmv2_fields.lessen(program)
+    widths = fields.widths(program)
+    decide.decide(program, widths)
+    masks.unmask(program, widths)
+    fields.lessen(program)
     return json.dumps(program, separators=(",", ":"))
 
 
