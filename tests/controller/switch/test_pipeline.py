@@ -130,7 +130,7 @@ def test_a_broken_program_shows_the_compilers_words(tmp_path: Path) -> None:
 
 @pytest.mark.needs("p4c")
 def test_p4c_compiles_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second build comes from the cache, until a pass over p4c's JSON changes; a broken program shows p4c's words."""
+    """The second build comes from the cache, until a pass over the JSON changes; a broken program shows p4c's words."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     small = tmp_path / "small.p4"
     small.write_text(basic())
