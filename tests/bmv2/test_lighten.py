@@ -245,6 +245,7 @@ def test_a_program_of_unknown_form_stays_as_it_is(made: str, caplog: pytest.LogC
     assert "fold.p4: p4c-bm2-ss writes programs of a form that is not known here" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.needs("p4c")
 def test_the_folds_verdict_is_comparisons() -> None:
     """Its table has no packets and still its entries, and nothing is copied for the ICRC but an ID's bits of a PSN."""

@@ -13,6 +13,7 @@ from switch_support.sanitized import build, run
 PROGRAMS = sorted((Path(__file__).parent / "programs").glob("*.p4"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", PROGRAMS, ids=lambda p: p.stem)
 def test_generated_code_stands_hostile_frames(tmp_path: Path, source: Path) -> None:
     """The longest recorded frame cut at every byte and with bits turned touches nothing that it should not."""

@@ -97,6 +97,7 @@ def _read_code(client: Client, entity: p4r.Entity) -> grpc.StatusCode | None:
     return None
 
 
+@pytest.mark.slow
 def test_spoiled_messages_are_answered_with_errors(bench: tuple[Server, Client, Stream]) -> None:
     """Thousands of writes and reads with random bytes changed: each is executed or refused, by a named code."""
     server, client, _ = bench

@@ -81,12 +81,14 @@ def test_every_entry_fits_the_program() -> None:
     check_names(pipeline.build("softswitch", faults=True))
 
 
+@pytest.mark.slow
 @pytest.mark.needs("p4c")
 def test_every_entry_fits_the_program_of_p4c() -> None:
     """The same, as p4c compiles it."""
     check_names(pipeline.build("bmv2", faults=True))
 
 
+@pytest.mark.slow
 def test_only_a_fabric_with_a_faulty_link_gets_a_program_with_faults() -> None:
     """Without them the program lacks their tables and counters, and what is asked of those is left out."""
     whole, faulty = leafspine(1, 0, 2), leafspine(1, 0, 2, loss=0.01)
