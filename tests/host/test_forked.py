@@ -25,6 +25,7 @@ from netfold.host.errors import NetFoldError, PeerLost
 from netfold.host.mesh.sockets import listen
 from netfold.host.tracing.flight import Flight
 from netfold.testing import loopback_job, on_every_rank, subnet
+from support.hosts.insides import parts_of
 
 pytestmark = pytest.mark.slow
 
@@ -125,7 +126,7 @@ def test_a_child_that_lives_hides_no_death() -> None:
     with loopback_job(2, rail="tcp", timeout=60.0) as comms:
         on_every_rank(comms, lambda comm: comm.allreduce(OWN))
         with living_child():
-            comms[1]._parts.dispatch.hosts.mesh.close()  # without a word, as the kernel does for a process that dies
+            parts_of(comms[1]).dispatch.hosts.mesh.close()  # without a word, as the kernel does for a process that dies
             with pytest.raises(PeerLost, match="rank 1 is lost"):
                 comms[0].allreduce(OWN)
 
@@ -206,7 +207,7 @@ def test_a_thread_that_holds_the_communicator_does_not_hold_up_a_child() -> None
     with loopback_job(2, rail="tcp") as comms:
         inside = threading.Thread(target=comms[1].allreduce, args=(np.ones(4, np.float32),))
         inside.start()
-        while not comms[1]._parts.sequencer._lock.locked():
+        while not parts_of(comms[1]).sequencer._lock.locked():
             threading.Event().wait(0.001)
         assert in_child(lambda: comms[1].allreduce(OWN)).startswith("Closed")
         assert in_child(comms[1].close) == "returned None"

@@ -22,6 +22,7 @@ from netfold.host.innet.fold import FoldRail
 from netfold.testing import loopback_job, on_every_rank
 from netfold.wire import roce
 from support.hosts.host import impatient
+from support.hosts.insides import parts_of
 from switch_support.ports import wait_for
 
 
@@ -104,7 +105,7 @@ def test_two_threads_at_once_are_refused() -> None:
     with loopback_job(2) as comms:
         inside = threading.Thread(target=lambda: comms[0].barrier(), daemon=True)
         inside.start()
-        while not comms[0]._parts.sequencer._lock.locked():
+        while not parts_of(comms[0]).sequencer._lock.locked():
             pass
         with pytest.raises(Busy, match="another thread"):
             comms[0].barrier()
@@ -151,7 +152,7 @@ def test_what_was_routed_here_is_no_result() -> None:
     that, it never enters a sum, and the error says so."""
     with loopback_job(2, ttl=roce.RESULT_TTL - 1) as comms, futures.ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(comm.allreduce, np.ones(300, np.int32)) for comm in comms]
-        rails = [cast(FoldRail, comm._parts.dispatch.switches) for comm in comms]
+        rails = [cast(FoldRail, parts_of(comm).dispatch.switches) for comm in comms]
         wait_for(lambda: all(rail._core.unfolded() for rail in rails))
         impatient(comms, 0.1)
         for call in calls:
@@ -192,15 +193,15 @@ def test_two_threads_that_close_end_it_once(monkeypatch: pytest.MonkeyPatch) -> 
     """One leaves the job and frees the engine's memory, which the other one would read after that."""
     with loopback_job(2) as comms:
         on_every_rank(comms, lambda comm: comm.allreduce(np.ones(4, np.float32)))
-        sequencer, both, left = comms[0]._parts.sequencer, threading.Barrier(2, timeout=30), []
-        wait_for_others, leave = sequencer._wait_for_others, comms[0]._parts.membership.leave
+        sequencer, both, left = parts_of(comms[0]).sequencer, threading.Barrier(2, timeout=30), []
+        wait_for_others, leave = sequencer._wait_for_others, parts_of(comms[0]).membership.leave
 
         def together() -> bool:
             both.wait()  # neither of the two has found it closed
             return wait_for_others()
 
         monkeypatch.setattr(sequencer, "_wait_for_others", together)
-        monkeypatch.setattr(comms[0]._parts.membership, "leave", lambda *said: left.append(said) or leave(*said))
+        monkeypatch.setattr(parts_of(comms[0]).membership, "leave", lambda *said: left.append(said) or leave(*said))
         closing = [threading.Thread(target=comms[0].close) for _ in range(2)]
         for thread in closing:
             thread.start()

@@ -22,6 +22,7 @@ from netfold.host.errors import Aborted, Closed, PeerLost, RankMismatch, RanksCh
 from netfold.host.operation.arrays import Array
 from netfold.host.tracing.flight import Flight
 from netfold.testing import loopback_job, on_every_rank
+from support.hosts.insides import parts_of, ranks_of
 
 OLD = np.full(100, 77, np.int32)
 """The sum that some have finished before rank 3 was lost."""
@@ -32,7 +33,7 @@ class Scripted(EnduringCommunicator):
     """Its operations end as ``script`` says, one word each: "finish" with OLD, "lose" a rank, or "real"."""
 
     def __init__(self, comm: Communicator, script: list[str]) -> None:
-        super().__init__(comm._parts)
+        super().__init__(parts_of(comm))
         self.script = script
         self.shrinks = 0
         self.lost: tuple[int, ...] = LOST
@@ -245,7 +246,7 @@ def test_groups_of_ranks_that_were_are_refused_and_break_nothing() -> None:
 
     def work(comm: Communicator) -> None:
         group = comm.group([0, 1])
-        parts = comm._parts
+        parts = parts_of(comm)
         parts.sequencer.begin_anew("job 'x', rank 0 of 2", Flight("x", comm.rank, 2))
         comm._begin_anew(Members(parts.dispatch, parts.sequencer), parts.coding)
         with pytest.raises(Closed, match="make the group anew"):
@@ -296,11 +297,11 @@ def test_an_operation_that_has_failed_is_not_finished() -> None:
     """The number that a rank tells the others when they go on is that of its last operation that has succeeded."""
     with loopback_job(2, rail="tcp") as comms:
         on_every_rank(comms, lambda comm: comm.allreduce(np.ones(4, np.int32)))
-        assert [comm._ranks.finished() for comm in comms] == [1, 1]
+        assert [ranks_of(comm).finished() for comm in comms] == [1, 1]
 
         def unlike(comm: Communicator) -> None:
             with pytest.raises(RankMismatch):
                 comm.allreduce(np.ones(4 + comm.rank, np.int32))
 
         on_every_rank(comms, unlike)
-        assert [comm._ranks.finished() for comm in comms] == [1, 1]
+        assert [ranks_of(comm).finished() for comm in comms] == [1, 1]

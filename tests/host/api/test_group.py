@@ -24,6 +24,7 @@ from netfold.host.selection.measure import Measured
 from netfold.host.selection.peers import Peers
 from netfold.testing import MemoryFabric, loopback_job, on_every_rank
 from support.hosts.collectives import as_bfloat16, values
+from support.hosts.insides import ranks_of
 
 SLOW = Measured(LinkCost(1e-4, 1e-8), 1.0)
 
@@ -306,7 +307,7 @@ def test_an_interrupt_beside_an_operation_ends_the_group_and_frees_it(where: str
     group busy."""
 
     def work(group: Group) -> None:
-        ranks = group._ranks
+        ranks = ranks_of(group)
         target: Any = ranks.dispatch.hosts if where == "beginning" else ranks.sequencer.flight
 
         def interrupt(*_: object) -> None:

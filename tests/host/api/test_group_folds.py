@@ -19,6 +19,7 @@ from netfold.host.errors import Closed
 from netfold.host.operation.coding import Coding
 from netfold.host.selection import chooser
 from support.hosts.group_folds import SLOW, Switches, on_ranks
+from support.hosts.insides import ranks_of
 
 LARGE = LEAST_BYTES // 4
 """Elements of the first reduction that is worth asking for trees."""
@@ -223,7 +224,7 @@ def test_random_groups_sum_right_whatever_fails(ranks: int, seed: int) -> None:
                 source = np.full(elements, comm.rank + step, dtype)
                 expected = sum(groups[at]) + step * len(groups[at])
                 assert (mine[at].allreduce(source) == expected).all(), (step, groups[at])
-        done = comm._ranks.sequencer.flight.operations()
+        done = ranks_of(comm).sequencer.flight.operations()
         paths = [(operation.group, operation.path.split(",")[0]) for operation in done]
         for group in mine.values():
             group.close()

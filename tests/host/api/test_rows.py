@@ -16,6 +16,7 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.api.join_settings import RailName
 from netfold.host.errors import Closed, CollectiveTimeout, RankMismatch
 from netfold.testing import loopback_job, on_every_rank
+from support.hosts.insides import parts_of
 
 WORLD = 3
 COUNTS = (5, 0, 290)
@@ -119,7 +120,7 @@ def test_explain_tells_what_a_call_in_narrow_lanes_or_halves_takes(monkeypatch: 
     with loopback_job(WORLD, rail="auto") as comms:
         asked: list[int | None] = []
         with monkeypatch.context() as patch:
-            chooser = comms[0]._parts.dispatch.hosts.chooser
+            chooser = parts_of(comms[0]).dispatch.hosts.chooser
             patch.setattr(chooser, "known", lambda nbytes, *, folded, collective: asked.append(folded))
             comms[0].explain(2000, dtype="float16", collective="reduce")
             comms[0].explain(2000, dtype="float16", collective="all_gather")

@@ -42,6 +42,7 @@ from netfold.wire.jobs import Done, Halt, Join, RankReport, Watching
 from netfold.wire.plan import Plan
 from support.control.controller import MemorySwitch
 from support.control.credentials import scopes
+from support.hosts.insides import parts_of
 from switch_support.ports import wait_for
 
 TIMEOUT = 120.0
@@ -237,7 +238,7 @@ def test_what_is_under_way_among_others_goes_on_when_a_rank_leaves(serving: Serv
         groups = [comms[rank].group([0, 2]) for rank in (0, 2)]
         late = pool.submit(groups[0].allreduce, np.ones(4, np.float32))
         comms[1].close()
-        while not comms[0]._parts.membership.ranks_left():
+        while not parts_of(comms[0]).membership.ranks_left():
             threading.Event().wait(0.01)
         with pytest.raises(TimeoutError):
             late.result(0.5)  # longer than a loss takes to be noticed
@@ -298,11 +299,11 @@ def test_ranks_go_on_with_the_next_controller(tmp_path: Path, elsewhere: bool, r
             (job,) = second.controller.jobs.all()
             assert job.state == "active"
             assert first.switch.state == held
-            comms[2]._parts.membership.close()  # without having left
-            while comms[0]._parts.membership.job_error() is None:
+            parts_of(comms[2]).membership.close()  # without having left
+            while parts_of(comms[0]).membership.job_error() is None:
                 threading.Event().wait(0.01)
-            assert isinstance(comms[0]._parts.membership.job_error(), PeerLost)
-            comms[2]._parts.dispatch.close()
+            assert isinstance(parts_of(comms[0]).membership.job_error(), PeerLost)
+            parts_of(comms[2]).dispatch.close()
             for comm in comms[:2]:
                 comm.close()
             assert set(second.controller.allocator.used().values()) == {0}
@@ -416,7 +417,7 @@ def test_a_closed_communicator_leaves_no_stream_to_the_garbage_collector(serving
         with ThreadPoolExecutor(2) as pool:
             comms = list(pool.map(lambda rank: join(serving.fabric, rank), range(2)))
             for comm in comms:
-                comm._parts.membership.fold_control(1.0).suspect({})
+                parts_of(comm).membership.fold_control(1.0).suspect({})
             list(pool.map(Communicator.close, comms))
         assert [call for call in calls() if not any(call is old for old in before)] == []
     finally:

@@ -24,6 +24,7 @@ from netfold.host.operation.rail import Op
 from netfold.testing import loopback_job, on_every_rank
 from netfold.wire import roce
 from support.hosts.host import impatient
+from support.hosts.insides import parts_of
 from support.hosts.rows import COLLECTIVES, Operation
 from support.models.slot_model import Call, TerribleNetwork, address, as_result, make_fabric, plan_trees, run
 from switch_support.ports import wait_for
@@ -125,7 +126,7 @@ def test_where_every_result_changes_a_timeout_says_so(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Packet, "build", lambda *asked: build(*asked)[:-4] + bytes(4))
     with loopback_job(2) as comms, ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(comm.allreduce, np.arange(300, dtype=np.int32)) for comm in comms]
-        rails = [cast(FoldRail, comm._parts.dispatch.switches) for comm in comms]
+        rails = [cast(FoldRail, parts_of(comm).dispatch.switches) for comm in comms]
         wait_for(lambda: all(rail._core.corrupt() for rail in rails))
         impatient(comms, 0.3)
         for error in [call.exception(60) for call in calls]:

@@ -34,6 +34,7 @@ from netfold.testing import loopback_job, on_every_rank, subnet
 from netfold.wire.jobs import MissingContributions
 from netfold.wire.plan import Peer, Plan, RankStream, RankTree
 from support.hosts.host import impatient, interrupted_by
+from support.hosts.insides import parts_of
 from switch_support.ports import wait_for
 
 RAILS: list[RailName] = ["innet", "tcp"]
@@ -171,7 +172,7 @@ def test_a_rank_that_dies_in_the_ring_is_named() -> None:
     """The neighbour's closed connection ends the operation, and the error names the rank."""
     with loopback_job(2, rail="tcp") as comms:
         on_every_rank(comms, lambda c: c.barrier())
-        comms[1]._parts.dispatch.close()  # without a word
+        parts_of(comms[1]).dispatch.close()  # without a word
         with pytest.raises(PeerLost, match="rank 1 is lost"):
             comms[0].allreduce(np.ones(10, np.float32))
 

@@ -26,6 +26,7 @@ from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.measure import Measured
 from netfold.testing import loopback, loopback_job, on_every_rank, subnet
 from support.hosts.host import impatient, interrupted_by
+from support.hosts.insides import parts_of
 
 
 @pytest.fixture
@@ -196,7 +197,7 @@ def test_the_hierarchical_algorithm_goes_by_the_plans_machines() -> None:
         ints = arrays(4, 5000, "int32")
         outs = on_every_rank(comms, lambda c: c.allreduce(ints[c.rank], algorithm="hierarchical"))
         assert all((out == sum(ints)).all() for out in outs)
-        assert {comm._parts.dispatch.hosts.machines.groups[1][0] for comm in comms} == {2}
+        assert {parts_of(comm).dispatch.hosts.machines.groups[1][0] for comm in comms} == {2}
 
 
 def test_a_process_that_does_not_see_the_memory_of_its_machine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +249,7 @@ def test_folding_gives_way_where_shared_memory_is_slower_than_the_link(
         for out in on_every_rank(comms, lambda c: c.allreduce(ints[c.rank])):
             assert (out == sum(ints)).all()
         told = comms[0].explain(400_000)
-        assert {comm._parts.dispatch.hosts.chooser.measured is None for comm in comms} == {folds}
+        assert {parts_of(comm).dispatch.hosts.chooser.measured is None for comm in comms} == {folds}
         assert (comms[0].stats().packets_sent > 0) == folds
         assert ("10 times its link's 0.1, more than 2 suffices" in told) == folds, told
         assert ("innet" in told.split(";")[1]) == (not folds), told
@@ -260,15 +261,15 @@ def test_folding_that_was_asked_for_is_not_given_up(monkeypatch: pytest.MonkeyPa
     with loopback_job(4, members=2, rate=1e9) as comms:
         on_every_rank(comms, lambda c: c.allreduce(np.ones(1000, np.int32)))
         assert comms[0].stats().packets_sent > 0
-        assert comms[0]._parts.dispatch.hosts.chooser.measured is None
+        assert parts_of(comms[0]).dispatch.hosts.chooser.measured is None
 
 
 def test_without_trees_machines_reduce_inside_first() -> None:
     """Over TCP the chooser measures shared memory, and considers algorithms that use it."""
     with loopback_job(4, members=2, rail="tcp") as comms:
         on_every_rank(comms, lambda c: c.allreduce(np.ones(1 << 20, np.int32)))
-        assert comms[0]._parts.dispatch.hosts.chooser.measured is not None
-        assert comms[0]._parts.dispatch.hosts.chooser.measured.inside is not None
+        assert parts_of(comms[0]).dispatch.hosts.chooser.measured is not None
+        assert parts_of(comms[0]).dispatch.hosts.chooser.measured.inside is not None
         assert "hierarchical" in comms[0].explain(4 << 20)
 
 

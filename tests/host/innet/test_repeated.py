@@ -24,6 +24,7 @@ from netfold.host.operation import conversion
 from netfold.host.tracing.flight import Flight
 from netfold.testing import LoopbackSwitch, loopback, loopback_job, on_every_rank
 from support.hosts.host import impatient, interrupted_by
+from support.hosts.insides import parts_of
 
 FEW = 10
 """Calls of Python's functions that a repeated allreduce may take; one that is looked at anew takes 25 and more."""
@@ -328,7 +329,7 @@ def test_two_threads_may_find_a_kind_gone() -> None:
     with loopback_job(2) as comms:
         on_every_rank(comms, lambda c: c.allreduce(np.ones(100, np.float32)))
         for comm in comms:
-            cast(FoldRail, comm._parts.dispatch.switches).watched_by(lambda moved: None)
+            cast(FoldRail, parts_of(comm).dispatch.switches).watched_by(lambda moved: None)
 
         def run(comm: Communicator) -> None:
             work = comm.iallreduce(np.ones(100, np.float32))
@@ -393,7 +394,7 @@ def test_packets_sent_again_in_one_that_fails_are_recorded(
     )
     with loopback_job(2) as comms:
         on_every_rank(comms, lambda c: c.allreduce(np.ones(100, np.float32)))
-        core = cast(FoldRail, comms[0]._parts.dispatch.switches)._core
+        core = cast(FoldRail, parts_of(comms[0]).dispatch.switches)._core
 
         def draws() -> Iterator[float]:
             yield 0.0  # the next packet is lost, and no other

@@ -24,6 +24,7 @@ from netfold.host.innet.stall_detector import (
     StallDetector,
 )
 from netfold.testing import loopback_job, on_every_rank
+from support.hosts.insides import parts_of
 
 MS = 1_000_000
 
@@ -138,7 +139,7 @@ def test_a_rail_settles_when_its_operation_is_over() -> None:
     """Not while another rank has yet to come, since packets that it waits for may still be lost, and be needed of
     others."""
     with loopback_job(2, timeout=30) as comms:
-        rail = cast(FoldRail, comms[0]._parts.dispatch.switches)
+        rail = cast(FoldRail, parts_of(comms[0]).dispatch.switches)
         settled = threading.Event()
         first = threading.Thread(target=lambda: comms[0].allreduce(np.ones(1000, np.int32)), daemon=True)
         first.start()
@@ -155,7 +156,7 @@ def test_a_rail_settles_at_once_where_a_later_operation_is_under_way() -> None:
     """That one can never end after another rank has left, and the rank that leaves need not wait for it."""
     with loopback_job(2, timeout=30) as comms:
         on_every_rank(comms, lambda comm: comm.allreduce(np.ones(1000, np.int32)))
-        rail = cast(FoldRail, comms[0]._parts.dispatch.switches)
+        rail = cast(FoldRail, parts_of(comms[0]).dispatch.switches)
         last, both = rail.begun, [threading.Event(), threading.Event()]
         second = threading.Thread(target=lambda: comms[0].allreduce(np.ones(1000, np.int32)), daemon=True)
         second.start()
@@ -174,7 +175,7 @@ def test_a_rank_that_waits_for_a_late_one_asks_and_goes_on() -> None:
     """It reports which of its queue pairs wait for which PSN, and the sum is right in the end."""
     with loopback_job(2, timeout=30) as comms:
         told = threading.Event()
-        rail = cast(FoldRail, comms[0]._parts.dispatch.switches)
+        rail = cast(FoldRail, parts_of(comms[0]).dispatch.switches)
         waits: list[dict[int, int]] = []
 
         def suspect(found: dict[int, int]) -> None:

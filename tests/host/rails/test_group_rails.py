@@ -25,6 +25,7 @@ from netfold.host.rails.shares import Figure, RailShares
 from netfold.testing import on_every_rank
 from netfold.wire.plan import Peer, Plan, Secret
 from support.hosts.group_jobs import GroupJobs
+from support.hosts.insides import ranks_of
 from support.hosts.loopback_rails import even, loopback_planes
 
 pytestmark = pytest.mark.slow
@@ -67,7 +68,7 @@ class Job:
 
     def team(self, rank: int) -> MultiRail:
         """The rails of a rank's group."""
-        found = self.groups[rank]._ranks.dispatch._rails
+        found = ranks_of(self.groups[rank]).dispatch._rails
         assert isinstance(found, MultiRail)
         return found
 

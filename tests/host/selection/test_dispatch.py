@@ -31,6 +31,7 @@ from netfold.host.selection.measure import (
 )
 from netfold.testing import MemoryFabric, loopback_job, on_every_rank
 from support.hosts.collectives import values
+from support.hosts.insides import parts_of
 
 LINK = LinkCost(1e-4, 1e-9)
 SMALL, LARGE = 1000, 500_000
@@ -53,7 +54,7 @@ def reduce(comms: list[Communicator], count: int, **asked: object) -> list[str]:
 def known(comms: list[Communicator]) -> None:
     """The same figures on all ranks, without measuring."""
     for comm in comms:
-        comm._parts.dispatch.hosts.chooser.measured = FIGURES
+        parts_of(comm).dispatch.hosts.chooser.measured = FIGURES
 
 
 def test_folding_is_taken_where_it_is_cheapest() -> None:
@@ -78,7 +79,7 @@ def test_new_figures_count_for_calls_that_have_been_made_before() -> None:
         for _ in range(2):
             assert all(path.startswith("TCP") for path in reduce(comms, SMALL))
         for comm in comms:
-            comm._parts.dispatch.hosts.chooser.measured = replace(
+            parts_of(comm).dispatch.hosts.chooser.measured = replace(
                 FIGURES, timed={**FIGURES.timed, INNET: dict.fromkeys(TIMED, 1e-5)})
         assert reduce(comms, SMALL) == ["innet"] * 3
 
@@ -104,7 +105,7 @@ def test_arguments_and_the_environment_override_the_cost(monkeypatch: pytest.Mon
     monkeypatch.setenv("NETFOLD_ALGO", "innet")
     with loopback_job(2, rail="auto") as comms:
         assert reduce(comms, SMALL) == ["innet"] * 2
-        assert comms[0]._parts.dispatch.hosts.chooser.measured is None
+        assert parts_of(comms[0]).dispatch.hosts.chooser.measured is None
     with pytest.raises(ValueError, match=r"algorithm='innet' \(argument or NETFOLD_ALGO\), rail='tcp'"), loopback_job(
         2, rail="tcp"
     ):
@@ -140,10 +141,10 @@ def test_scattered_sums_fold_where_that_is_cheaper() -> None:
             comms[0].reduce_scatter(np.ones(3, np.int32), algorithm="mesh2d")
     with loopback_job(3, rail="innet") as comms:
         assert scatter(comms, 1) == ["innet"] * 3
-        assert comms[0]._parts.dispatch.hosts.chooser.measured is None
+        assert parts_of(comms[0]).dispatch.hosts.chooser.measured is None
     with loopback_job(3, rail="tcp") as comms:
         assert scatter(comms, LARGE // 3) == ["TCP, ring"] * 3
-        assert comms[0]._parts.dispatch.hosts.chooser.measured is None, "there was nothing to choose"
+        assert parts_of(comms[0]).dispatch.hosts.chooser.measured is None, "there was nothing to choose"
         with pytest.raises(ValueError, match="algorithm='innet': nothing folds for this job"):
             comms[0].reduce_scatter(np.ones(3, np.int32), algorithm="innet")
 
@@ -180,7 +181,7 @@ def test_the_fold_is_timed_with_the_others_and_not_counted(monkeypatch: pytest.M
     monkeypatch.setattr(chooser, "measure", lambda mesh: Measured(LinkCost(1e-4, 1e-9), 1.0))
     with loopback_job(2, rail="auto") as comms:
         reduce(comms, LARGE)
-        measured = [comm._parts.dispatch.hosts.chooser.measured for comm in comms]
+        measured = [parts_of(comm).dispatch.hosts.chooser.measured for comm in comms]
         assert measured[0] is not None
         assert measured[0] == measured[1]
         assert set(measured[0].timed[INNET]) >= {TIMED[0]}

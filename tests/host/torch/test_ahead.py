@@ -29,6 +29,7 @@ from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
 from netfold.torch import Options, join  # noqa: E402
 from support.devices import late_device  # noqa: E402
 from support.devices.late_device import LateDevice, LateEvent  # noqa: E402
+from support.hosts.insides import reducer_of  # noqa: E402
 
 SECONDS = 30.0
 """More than anything here takes."""
@@ -47,7 +48,7 @@ def on_two(rank: Rank, *, timeout: float = SECONDS, closed: bool = True, **how: 
         group = NetfoldGroup(store, comm, timedelta(seconds=SECONDS), ahead=True)
         made.wait(SECONDS)  # one that ends at once would close gloo's connections before the other one has them all
         device = LateDevice(queued=True)
-        group._reducer.staging = Staging(device.of)
+        reducer_of(group).staging = Staging(device.of)
         with device.on(device.stream()):
             found = rank(group, device)
         if closed:
@@ -151,7 +152,7 @@ def test_a_wait_with_a_time_out_blocks_the_host() -> None:
                 limited.wait()
             with pytest.raises(CollectiveTimeout):
                 work.wait(timedelta(seconds=0.05))
-            assert not group._reducer.ahead._heard, "they go on, and may fail yet"
+            assert not reducer_of(group).ahead._heard, "they go on, and may fail yet"
             over.set()
         work.wait()
         return read(device, tensor)
@@ -178,7 +179,7 @@ def test_an_operation_that_fails_leaves_nan_and_its_error(heard: str, caplog: py
         raised, known = device.flags.raise_to, []
 
         def raise_to(word: Any, value: int) -> None:
-            known.append(group._reducer.ahead._error)
+            known.append(reducer_of(group).ahead._error)
             raised(word, value)
 
         device.flags.raise_to = raise_to  # type: ignore[method-assign]
@@ -189,7 +190,7 @@ def test_an_operation_that_fails_leaves_nan_and_its_error(heard: str, caplog: py
         works = [call() for call in (calls[1:] if heard == "at the end" else calls)]
         for work in works:
             work.wait()
-        last, ended = group._reducer._last, threading.Event()
+        last, ended = reducer_of(group)._last, threading.Event()
         assert last is not None
         last.when_done(ended.set)
         gone.set()
@@ -250,7 +251,7 @@ def test_no_nan_comes_after_what_the_program_does_next(heard: str) -> None:
             group.abort()
             return []
         device, tensor = LateDevice(), torch.ones(3)
-        group._reducer.staging = Staging(device.of)
+        reducer_of(group).staging = Staging(device.of)
         with device.on(device.stream()):
             work: Any = group.allreduce([tensor])
             ended = threading.Event()
@@ -283,7 +284,7 @@ def test_a_failed_operation_is_over_whatever_its_device_does(monkeypatch: pytest
             group.abort()
             return []
         work = group.allreduce([torch.ones(3)])
-        group._reducer.close()
+        reducer_of(group).close()
         monkeypatch.setattr(LateEvent, "query", query)
         found = [work.is_completed(), work.is_success(), isinstance(work.exception(), NetFoldError)]
         group.abort()
@@ -323,7 +324,7 @@ def test_a_call_with_wrong_arguments_spoils_nothing() -> None:
             group._allgather_base(whole, mine)
         group.allreduce([mine]).wait()
         found = read(device, whole), read(device, mine)
-        group._reducer.close()  # once the host is through as well
+        reducer_of(group).close()  # once the host is through as well
         for stream in device.streams:
             device.run(stream)
         assert not device.pool.full
@@ -357,7 +358,7 @@ def test_a_call_that_is_interrupted_holds_up_no_other(kind: str) -> None:
     """Ctrl-C after an operation has begun, and before the device has its copies: the next one does not wait for it."""
 
     def rank(group: NetfoldGroup, device: LateDevice) -> list[float]:
-        ahead, tensor = group._reducer.ahead, torch.ones(3)
+        ahead, tensor = reducer_of(group).ahead, torch.ones(3)
         begun = ahead.begun
 
         def interrupted(what: str, pending: Any) -> None:
@@ -383,7 +384,7 @@ def test_an_idle_communicator_asks_no_driver_for_copies(monkeypatch: pytest.Monk
         synchronize(event)
 
     def rank(group: NetfoldGroup, device: LateDevice) -> list[float]:
-        tensor, ahead, comm = torch.full((2,), float(group.rank())), group._reducer.ahead, group.communicator
+        tensor, ahead, comm = torch.full((2,), float(group.rank())), reducer_of(group).ahead, group.communicator
         prepare = ahead.prepare
 
         def prepare_late(what: str, copies: Any, fills: Any) -> None:
@@ -403,7 +404,7 @@ def test_an_error_that_the_program_has_is_not_told_again() -> None:
     """A work's wait may raise it before the group knows of it; a time-out of a wait says nothing of its work."""
 
     def rank(group: NetfoldGroup, device: LateDevice) -> None:
-        ahead = group._reducer.ahead
+        ahead = reducer_of(group).ahead
         ahead.hear()
         ahead._failed("broadcast", TransportError("it has had enough"))
         ahead.tell()
@@ -415,7 +416,7 @@ def test_an_operation_that_fails_before_the_device_has_its_copies_holds_up_nobod
     """The ranks may change between the call of an operation and its copies: the caller goes on, with NaN."""
 
     def rank(group: NetfoldGroup, device: LateDevice) -> None:
-        tensor, ahead, ready = torch.ones(3), group._reducer.ahead, threading.Event()
+        tensor, ahead, ready = torch.ones(3), reducer_of(group).ahead, threading.Event()
         begun = ahead.begun
 
         def begun_late(what: str, pending: Any) -> None:
@@ -450,7 +451,7 @@ def test_the_log_names_what_the_host_waits_for(caplog: pytest.LogCaptureFixture)
         whole, lanes = torch.ones(3, dtype=torch.int32), torch.ones(512)
         for _ in range(2):
             group.allreduce([whole]).wait()
-        group._reducer.allreduce(lanes, "sum", lane_bits=8).wait()
+        reducer_of(group).allreduce(lanes, "sum", lane_bits=8).wait()
         into = [[torch.zeros(2), torch.zeros(2)]] if group.rank() else []
         group.gather(into, [torch.ones(2)], root=1).wait()
         return [read(device, tensor) for tensor in (whole, lanes[:2], *(into[0] if into else []))]

@@ -26,6 +26,7 @@ from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
 from netfold.host.torch.reducer import Reducer  # noqa: E402
 from netfold.testing import loopback_job, on_every_rank  # noqa: E402
 from support.devices.late_device import LateDevice, LateStream  # noqa: E402
+from support.hosts.insides import reducer_of  # noqa: E402
 from support.hosts.messengers import SOON, messengers  # noqa: E402
 
 DEPTH = 5
@@ -115,8 +116,8 @@ def test_a_device_that_fails_after_the_collective_ends_the_work_and_the_communic
 
     def rank(comm: Communicator) -> list[str]:
         group, device, tensor = NetfoldGroup(store, comm, timedelta(seconds=SOON)), LateDevice(), torch.ones(3)
-        group._reducer.staging = Staging(device.of)
-        lane = group._reducer.staging.lane("this", [tensor])
+        reducer_of(group).staging = Staging(device.of)
+        lane = reducer_of(group).staging.lane("this", [tensor])
         assert lane is not None
         lost.append(lane.back)
         work: Any = group.allreduce([tensor]) if kind == "allreduce" else group.broadcast([tensor], root=0)

@@ -20,6 +20,7 @@ from netfold.host.errors import Closed  # noqa: E402
 from netfold.host.staging import copies as staging  # noqa: E402
 from netfold.testing import loopback_job, on_every_rank  # noqa: E402
 from support.devices.late_device import LateDevice  # noqa: E402
+from support.hosts.insides import ranks_of  # noqa: E402
 
 
 class Foreign:
@@ -102,9 +103,9 @@ def test_what_never_runs_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(device_arrays, "_as_tensor", lambda array, **_: getattr(array, "held", array))
     with loopback_job(1) as (comm,):
         monkeypatch.setattr(staging.Staging.__init__, "__defaults__", (device.of,))
-        started = comm._ranks.sequencer.later
+        started = ranks_of(comm).sequencer.later
         with monkeypatch.context() as patch:  # as one that stands behind the end of the queue
-            patch.setattr(comm._ranks.sequencer, "later", lambda _, what: started(refused, what))
+            patch.setattr(ranks_of(comm).sequencer, "later", lambda _, what: started(refused, what))
             work: Any = comm.iallreduce(Foreign(torch.ones(3)))  # type: ignore[arg-type]
             with pytest.raises(Closed, match="too late"):
                 work.wait()

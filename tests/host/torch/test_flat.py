@@ -22,6 +22,7 @@ from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
 from netfold.host.torch.tensors import as_array  # noqa: E402
 from netfold.testing import loopback_job, on_every_rank  # noqa: E402
 from support.devices.late_device import LateDevice  # noqa: E402
+from support.hosts.insides import reducer_of  # noqa: E402
 
 RANKS = 2
 OPS = dist.ReduceOp
@@ -37,7 +38,7 @@ def groups(request: pytest.FixtureRequest) -> Iterator[Groups]:
         made = on_every_rank(comms, lambda comm: NetfoldGroup(store, comm, timedelta(seconds=20)))
         if request.param == "device":
             for group in made:
-                group._reducer.staging = Staging(LateDevice(seed=group.rank()).of)
+                reducer_of(group).staging = Staging(LateDevice(seed=group.rank()).of)
         yield made
         for group in made:
             group.shutdown()

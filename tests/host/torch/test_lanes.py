@@ -20,6 +20,7 @@ from netfold.host.api.communicator import Communicator  # noqa: E402
 from netfold.host.torch.feedback import Feedback  # noqa: E402
 from netfold.testing import loopback_job, on_every_rank  # noqa: E402
 from netfold.torch import NetfoldState, PriorityOptimizer, netfold_hook  # noqa: E402
+from support.hosts.insides import residuals_of  # noqa: E402
 
 RANKS = 2
 STEPS = 20
@@ -223,15 +224,14 @@ def test_residuals_can_be_saved_and_loaded() -> None:
     with loopback_job(RANKS) as comms:
         state = NetfoldState(comms[0], lane_bits=8)
         assert state.state_dict(model) == {}
-        assert state._residuals is not None
-        state._residuals.of_bucket(0, [model[1].weight, model[0].weight])[:] = torch.arange(9.0)
+        residuals_of(state).of_bucket(0, [model[1].weight, model[0].weight])[:] = torch.arange(9.0)
         saved = through_a_file(state.state_dict(model))
         assert set(saved) == {"0.weight", "1.weight"}
         assert saved["0.weight"].tolist() == [[3, 4], [5, 6], [7, 8]]
         other = NetfoldState(comms[0], lane_bits=8)
         other.load_state_dict(model, saved)
-        assert other._residuals is not None
-        assert other._residuals.of_bucket(0, [model[0].bias, model[0].weight]).tolist() == [0, 0, 0, 3, 4, 5, 6, 7, 8]
+        loaded = residuals_of(other).of_bucket(0, [model[0].bias, model[0].weight])
+        assert loaded.tolist() == [0, 0, 0, 3, 4, 5, 6, 7, 8]
         with pytest.raises(ValueError, match=r"residual of '1.bias': no parameter of this model that wants gradients"):
             other.load_state_dict(model, {"1.bias": torch.zeros(1)})
         with pytest.raises(ValueError, match=r"'0.bias' is torch.float32 of \(2,\): expected float32 of \(3,\)"):

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -37,6 +38,7 @@ from netfold.host.torch.work import TorchWork  # noqa: E402
 from netfold.testing import loopback_job, on_every_rank, subnet  # noqa: E402
 from netfold.torch import NetfoldState, Options  # noqa: E402
 from support.hosts.host import impatient  # noqa: E402
+from support.hosts.insides import reducer_of  # noqa: E402
 from support.hosts.torch import FORKS, LoopbackJobs, loopback_jobs, torchrun  # noqa: E402
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "torch_cnn.py"
@@ -436,20 +438,13 @@ def test_an_abort_does_nothing_whenever_a_shutdown_ends() -> None:
                 _ = group.communicator
 
 
-def test_what_one_part_raises_at_the_end_keeps_no_other_part_open() -> None:
+def test_what_one_part_raises_at_the_end_keeps_no_other_part_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the collectives or the messages end with, the rest is closed, and the group has left."""
     store = dist.HashStore()
     with loopback_job(2, rail="tcp") as comms:
         for group in on_every_rank(comms, lambda comm: NetfoldGroup(store, comm, timedelta(seconds=20))):
             messenger = group._messenger
-
-            class Wrong:
-                ahead = group._reducer.ahead
-
-                def close(self) -> None:
-                    raise KeyError("cannot close")
-
-            group._reducer = Wrong()
+            monkeypatch.setattr(reducer_of(group), "close", Mock(side_effect=KeyError("cannot close")))
             with pytest.raises(KeyError, match="cannot close"):
                 group.shutdown()
             with pytest.raises(Closed, match="destroyed"):

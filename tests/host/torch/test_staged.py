@@ -30,6 +30,7 @@ from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
 from netfold.testing import loopback_job, on_every_rank  # noqa: E402
 from netfold.torch import DistributedOptimizer, NetfoldState, PriorityOptimizer  # noqa: E402
 from support.devices.late_device import LateDevice  # noqa: E402
+from support.hosts.insides import reducer_of, residuals_of  # noqa: E402
 
 RANKS = 3
 OPS = dist.ReduceOp
@@ -175,8 +176,8 @@ def made_by(groups: list[NetfoldGroup], call: Call, device: bool, wait: str = "h
 
     def rank(comm: Any) -> Any:
         group = groups[comm]
-        group._reducer.staging = Staging(LateDevice(comm or None).of) if device else Staging()
-        group._reducer.ahead = RunAhead(group.communicator, on=wait == "device")
+        reducer_of(group).staging = Staging(LateDevice(comm or None).of) if device else Staging()
+        reducer_of(group).ahead = RunAhead(group.communicator, on=wait == "device")
         work, given = call(group)
         if work is not None:
             work.get_future().wait()  # which orders no stream that torch does not know of
@@ -185,7 +186,7 @@ def made_by(groups: list[NetfoldGroup], call: Call, device: bool, wait: str = "h
 
     found = on_every_rank(list(range(RANKS)), rank)  # type: ignore[arg-type]
     for group in groups:
-        group._reducer.ahead = RunAhead(group.communicator)
+        reducer_of(group).ahead = RunAhead(group.communicator)
     for result in found:
         if isinstance(result, BaseException):
             raise result
@@ -206,7 +207,7 @@ def test_a_message_waits_for_its_copy_and_for_no_collective(groups: list[Netfold
 
     def rank(comm: Any) -> list[float]:
         group, busy = groups[comm], threading.Event()
-        group._reducer.staging = Staging(LateDevice().of)
+        reducer_of(group).staging = Staging(LateDevice().of)
         blocked = group.communicator.later(lambda: busy.wait(20), "busy")
         tensor = mine(group, 4)
         if comm == 0:
@@ -228,7 +229,7 @@ def test_a_reduce_scatter_that_joins_an_all_gather_has_been_copied_out() -> None
     def rank(comm: Communicator) -> int:
         group = NetfoldGroup(store, comm, timedelta(seconds=20), together=True)
         device = LateDevice(comm.rank or None)
-        group._reducer.staging = Staging(device.of)
+        reducer_of(group).staging = Staging(device.of)
         for turn in range(3):
             whole, piece = torch.zeros(2 * count), torch.zeros(100)
             gather = group._allgather_base(whole, torch.full((count,), comm.rank + turn + 1.0))
@@ -251,14 +252,14 @@ def test_what_cannot_be_filled_is_refused(groups: list[NetfoldGroup]) -> None:
     """Tensors whose elements share memory, tensors on two devices, and those on a device that nobody stages."""
     one, two = LateDevice(), LateDevice(place="meta")
     shared, group = torch.zeros(1).expand(4), groups[0]
-    group._reducer.staging = Staging(one.of)
+    reducer_of(group).staging = Staging(one.of)
     with pytest.raises(ValueError, match=r"^broadcast into a tensor of \(4,\) with strides \(0,\), whose"):
         group.broadcast([shared], root=0)
     several = iter((one, two))
-    group._reducer.staging = Staging(lambda tensor: next(several))
+    reducer_of(group).staging = Staging(lambda tensor: next(several))
     with pytest.raises(ValueError, match=r"^alltoall of tensors on cpu and meta: expected one device"):
         group.alltoall([torch.zeros(1)], [torch.zeros(1)])
-    group._reducer.staging = Staging()
+    reducer_of(group).staging = Staging()
     with pytest.raises(ValueError, match=r"^allgather: tensor of \(1,\) on meta: expected one on the CPU, or"):
         group.allgather([[torch.zeros(1)]], [torch.zeros(1, device="meta")])
 
@@ -268,7 +269,7 @@ def test_a_callback_of_a_future_comes_after_the_copies_have_begun(groups: list[N
 
     def rank(comm: Any) -> list[float]:
         device, group = LateDevice(), groups[comm]
-        group._reducer.staging = Staging(device.of)
+        reducer_of(group).staging = Staging(device.of)
         tensor, seen = torch.full((3,), comm + 1.0), []
 
         def after(_: object) -> None:
@@ -289,8 +290,8 @@ def test_a_stream_that_is_blocked_by_a_work_comes_after_its_copies(groups: list[
 
     def rank(comm: Any) -> list[float]:
         device, group = LateDevice(), groups[comm]
-        group._reducer.staging = Staging(device.of)
-        group._reducer.ahead = RunAhead(group.communicator, on=wait == "device")
+        reducer_of(group).staging = Staging(device.of)
+        reducer_of(group).ahead = RunAhead(group.communicator, on=wait == "device")
         tensor = torch.full((3,), comm + 1.0)
         work = group.allreduce([tensor])
         work.block_current_stream()
@@ -300,7 +301,7 @@ def test_a_stream_that_is_blocked_by_a_work_comes_after_its_copies(groups: list[
 
     found = on_every_rank(list(range(RANKS)), rank)  # type: ignore[arg-type]
     for group in groups:
-        group._reducer.ahead = RunAhead(group.communicator)
+        reducer_of(group).ahead = RunAhead(group.communicator)
     assert found == [[6.0] * 3] * RANKS
 
 
@@ -326,7 +327,7 @@ def test_optimizers_and_the_hook_reduce_on_a_device(monkeypatch: pytest.MonkeyPa
             if way == "hook":
                 for parameter in model.parameters():
                     state.reduce(parameter.grad, feedback=torch.zeros_like(parameter)).wait()
-                    state._reducer._last.wait()  # type: ignore[union-attr]  # a future orders torch's own streams alone
+                    reducer_of(state)._last.wait()  # type: ignore[union-attr]  # a future orders torch's own streams alone
             optimizer.step()
         if way == "priority":
             optimizer.close()
@@ -370,15 +371,14 @@ def test_a_job_that_goes_on_after_losses_keeps_residuals_of_gradients_on_a_devic
 
     def rank(comm: Communicator, on_device: bool) -> list[torch.Tensor]:
         state = NetfoldState(comm, lane_bits=8)
-        state._reducer.staging = Staging(LateDevice(comm.rank).of if on_device else lambda _: None)
+        reducer_of(state).staging = Staging(LateDevice(comm.rank).of if on_device else lambda _: None)
         bucket: Any = Gradients(torch.arange(300.0) + comm.rank)
         given, strided = torch.arange(300.0).view(30, 10) * (comm.rank + 1), torch.zeros(10, 30).T
         for _ in range(2):
             state.reduce_bucket(bucket)
             state.reduce(given, feedback=strided)
-            state._reducer._last.wait()  # type: ignore[union-attr]  # a future orders torch's own streams alone
-        assert state._residuals is not None
-        kept = state._residuals.of_bucket(0, bucket.parameters())
+            reducer_of(state)._last.wait()  # type: ignore[union-attr]  # a future orders torch's own streams alone
+        kept = residuals_of(state).of_bucket(0, bucket.parameters())
         state.close()
         return [bucket.buffer(), kept, given, strided]
 

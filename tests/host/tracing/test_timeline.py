@@ -19,6 +19,7 @@ from netfold.host.tracing import timeline
 from netfold.host.tracing.spans import SPANS
 from netfold.host.tracing.timeline import Timeline
 from netfold.testing import loopback_job, on_every_rank
+from support.hosts.insides import parts_of
 from support.hosts.timeline import read
 from support.hosts.timeline import rows as rows_of
 
@@ -161,4 +162,4 @@ def test_without_the_variable_nothing_is_recorded(tmp_path: Path, monkeypatch: p
     assert SPANS[0] == "quantise"
     with loopback_job(2, rail="innet") as comms:
         on_every_rank(comms, lambda comm: comm.allreduce(np.ones(10, np.float32)))
-        assert all(comm._parts.sequencer.flight.timeline is None for comm in comms)
+        assert all(parts_of(comm).sequencer.flight.timeline is None for comm in comms)

@@ -28,6 +28,7 @@ from netfold.host.verbs.devices import RocePort
 from netfold.testing import on_every_rank, subnet
 from netfold.wire.plan import Peer, Plan, Secret
 from support.docs import combinations
+from support.hosts.insides import parts_of
 from support.hosts.torch import loopback_jobs
 from support.hosts.verbs_jobs import VerbsJobs, fake_devices, impatient_once_broken
 
@@ -207,7 +208,9 @@ def test_groups_end_where_the_job_goes_on_without_a_rank_and_fold_made_anew() ->
         service.reforms = True
         groups = {rank: comms[rank].group([0, 2, 3]) for rank in (0, 2, 3)}
         each([comms[rank] for rank in groups], lambda comm: check(groups[comm.rank], (0, 2, 3), comm.rank))
-        where = {"address": comms[1].plan.peers[1].address, "controller": comms[1]._parts.membership.client.controller}  # type: ignore[union-attr]
+        client = parts_of(comms[1]).membership.client
+        assert client is not None
+        where = {"address": comms[1].plan.peers[1].address, "controller": client.controller}
 
         def goes_on(comm: Communicator) -> list[str]:
             old, paths = groups[comm.rank], []

@@ -28,6 +28,7 @@ from netfold.host.opening.planes import Plane, RailSpec
 from netfold.host.rails import joining
 from netfold.testing import subnet
 from support.control.controller import BOUND, MemorySwitch
+from support.hosts.insides import parts_of
 from support.hosts.loopback_rails import NAMES, STALL, known_links
 
 REJOIN = 4.0
@@ -87,7 +88,7 @@ class Controlled:
     def end(self) -> None:
         """Closes what the ranks that were killed have left open."""
         for comm in self._made:
-            if self.host_of(comm._parts.membership) in self._dead:
+            if self.host_of(parts_of(comm).membership) in self._dead:
                 comm.fail(NetFoldError("killed"))
                 comm.close()
 
@@ -98,7 +99,7 @@ class Controlled:
 
     def kill(self, comm: Communicator) -> None:
         """Ends a rank that is in no call, without a word to anybody."""
-        self._dead.add(self.host_of(comm._parts.membership))
+        self._dead.add(self.host_of(parts_of(comm).membership))
         comm.fail(NetFoldError("killed"))
         comm.close()
 

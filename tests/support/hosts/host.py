@@ -15,6 +15,7 @@ from netfold.host.innet.parallel import ParallelFold
 from netfold.host.operation.rail import FoldingRail
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.open_rail import EXTRA_TIMEOUT, OpenRail
+from support.hosts.insides import parts_of
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def impatient(comms: Sequence[Communicator], seconds: float) -> None:
     of their rails, and of groups that are open.  While they come together the timeout is long, so that a machine that
     stands still is no fault."""
     for comm in comms:
-        parts = comm._parts
+        parts = parts_of(comm)
         held = [] if parts.folds is None else [fold._held for fold in parts.folds._open]
         for one in held:
             if (rails := getattr(one, "rails", None)) is not None:
