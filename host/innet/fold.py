@@ -127,7 +127,7 @@ class FoldRail(FoldLoop):
             now = time.monotonic_ns()
             try:
                 for piece in pieces:
-                    self._core.start(
+                    self.core.start(
                         piece.number & 0xFFFFFFFF, piece.source, piece.out, divisor, now, op=op,
                         called=piece.reduction.called, coding=piece.coding, feedback=piece.feedback, rank=plan.rank,
                     )
@@ -177,10 +177,10 @@ class FoldRail(FoldLoop):
             if number > self.begun:
                 self.begun = number
             self._last, before = like, self._resent
-            self._core.arrays[:] = source, out, None
+            self.core.arrays[:] = source, out, None
             try:
                 status = like.carry(number, name, source, out, self._first_slice)
-                totals = self._core.totals
+                totals = self.core.totals
                 if status != DONE or totals.dropped >= self._dropped_warning:
                     self._end_slowly(like, status)
             except BaseException as error:
@@ -193,15 +193,15 @@ class FoldRail(FoldLoop):
     def _end_slowly(self, like: RepeatedFold, status: int) -> None:
         """Goes on with a repeated operation whose first run ended with this status."""
         if status == REFUSED:
-            raise self._core.refused_to_begin(like.elements, str(like))
+            raise self.core.refused_to_begin(like.elements, str(like))
         error = self._io.error if status == OS_ERROR and isinstance(self._io, Io) else 0
-        self._drive(like, self._core.progress(), time.monotonic_ns(), ended=(status, error))
+        self._drive(like, self.core.progress(), time.monotonic_ns(), ended=(status, error))
         if status != DONE:
             like.ended(time.monotonic_ns())
 
     def _cut_off(self, error: BaseException) -> None:
         """Ends the rail where an operation has ended in the middle."""
-        if not self._core.finished():  # the arrays are the caller's again: nobody may go on with them
+        if not self.core.finished():  # the arrays are the caller's again: nobody may go on with them
             self._lost = error if isinstance(error, NetFoldError) else NetFoldError(f"cut off by {error!r}")
 
     @property
@@ -223,7 +223,7 @@ class FoldRail(FoldLoop):
             try:
                 for part in request.parts(MAX_ELEMENTS):
                     now = time.monotonic_ns()
-                    self._core.start_rows(part, self._place, now, divisor=divisor)
+                    self.core.start_rows(part, self._place, now, divisor=divisor)
                     self._last = part
                     self._drive(part, now, now)
                     self._totals.count_rows(time.monotonic_ns() - now, operations)
@@ -281,4 +281,4 @@ class FoldRail(FoldLoop):
             self._final, self._closed = self.stats(), True
             self._fallback.close()
             self._io.close()
-            self._core.close()
+            self.core.close()

@@ -56,7 +56,7 @@ class FoldLoop:
         timeline: Timeline | None, falls_back: bool,
     ) -> None:
         self._plan = plan
-        self._core, self._io = core, link
+        self.core, self._io = core, link
         self._control = control
         self._timeout = timeout
         self._timeline = timeline
@@ -120,14 +120,14 @@ class FoldLoop:
             ended = None
             if self._timeline is not None:
                 self._timeline.spans(*self._io.spans())
-            totals = self._core.totals
+            totals = self.core.totals
             progress, self._resent = totals.progress, totals.retransmitted
             if totals.dropped >= self._dropped_warning:
                 self._warn_of_dropped()
             if status == DONE:
                 return totals.saturated
             if self._watch is not None and status == AGAIN:
-                self._watched = self._watch(self._core.progress() / 1e9)
+                self._watched = self._watch(self.core.progress() / 1e9)
             if status == AGAIN and self._is_stalled():
                 self._control.suspect(self._waits())
             if status == FAILED:
@@ -141,7 +141,7 @@ class FoldLoop:
         Returns status and errno.  Raises what ends it."""
         if self._rounds.pending:
             self._go_on()
-            progress, now = self._core.progress(), time.monotonic_ns()
+            progress, now = self.core.progress(), time.monotonic_ns()
         end = progress + int(self._timeout * 1e9)
         if now >= end:
             raise self._timed_out(request)
@@ -154,7 +154,7 @@ class FoldLoop:
         until = min(now + slice_ns, end, self._stalls.due(progress, now))
         if self.fallback:
             status = self._fallback.run(until)
-            self._core.count()
+            self.core.count()
             return status, 0
         return self._io.run(until)
 
@@ -168,8 +168,8 @@ class FoldLoop:
     def _warn_of_dropped(self) -> None:
         """Logs warnings that somebody sends to this rank's queue pairs who may not, and that packets change on the way;
         the next ones come when there are ten times as many packets."""
-        refused, last = self._core.refused()
-        corrupt = self._core.corrupt()
+        refused, last = self.core.refused()
+        corrupt = self.core.corrupt()
         self._dropped_warning = 10 * (refused + corrupt)
         who = f"job {self._plan.job!r}, rank {self._plan.rank}"
         if refused:
@@ -195,17 +195,17 @@ class FoldLoop:
         """Goes on over other trees, from what the slowest rank lacks.  Raises TreesLost, PlanError."""
         assert self._control.resume is not None
         offer = self._fallback.offer() if self._falls_back else ""
-        missing = {key: self._core.lowest(tree, kind) for key, tree, kind in self._streams()}
+        missing = {key: self.core.lowest(tree, kind) for key, tree, kind in self._streams()}
         plan = self._control.resume(missing, self.begun, offer)
         try:
-            self._core.resume(plan.trees, self._core.now())
+            self.core.resume(plan.trees, self.core.now())
         except ValueError as error:
             raise PlanError(f"job {plan.job!r}, rank {plan.rank}: cannot go on as planned: {error}") from error
         self._io.discard()
         self._plan = plan
         self._rounds.complete(plan.round)
         if plan.stand_in:
-            self._fallback.begin(plan, self._core)
+            self._fallback.begin(plan, self.core)
             self.fallback = self._fallback.why
             return
         self._fallback.decline()
@@ -229,8 +229,8 @@ class FoldLoop:
             try:
                 if self._rounds.pending:
                     self._go_on()
-                if not self._core.finished():
-                    self._drive(self._last, self._core.progress(), time.monotonic_ns())
+                if not self.core.finished():
+                    self._drive(self._last, self.core.progress(), time.monotonic_ns())
             except NetFoldError as error:
                 self._lost = error
                 log.warning("between operations: %s", error)
@@ -241,11 +241,11 @@ class FoldLoop:
 
     def _timed_out(self, request: Request | RepeatedFold) -> NetFoldError:
         missing = self._control.missing(self._waits())
-        return failures.timed_out(self._who(request), self._timeout, missing, self._core, self._io, self._plan.trees)
+        return failures.timed_out(self._who(request), self._timeout, missing, self.core, self._io, self._plan.trees)
 
     def _is_stalled(self) -> bool:
         """True if the controller should be told that a stream has been waiting too long."""
-        round_trip = max((self._core.state(tree, DATA).srtt for tree in range(len(self._plan.trees))), default=0)
+        round_trip = max((self.core.state(tree, DATA).srtt for tree in range(len(self._plan.trees))), default=0)
         waits = [state.waits_since for state in self._waiting().values()]
         return self._stalls.check(waits, time.monotonic_ns(), round_trip)
 
@@ -255,8 +255,8 @@ class FoldLoop:
 
     def _waiting(self) -> dict[int, StreamState]:
         """The streams on which something was sent that has no result, as the controller calls them."""
-        states = {key: self._core.state(tree, kind) for key, tree, kind in self._streams()}
+        states = {key: self.core.state(tree, kind) for key, tree, kind in self._streams()}
         return {key: state for key, state in states.items() if state.sent_ahead > state.results}
 
     def _failed(self, request: Request | RepeatedFold) -> NetFoldError:
-        return failures.disagreed(self._who(request), self._core.failure(), self._plan.trees)
+        return failures.disagreed(self._who(request), self.core.failure(), self._plan.trees)

@@ -123,7 +123,7 @@ class Operations:
         self._watcher: Callable[[float], bool] | None = None
         self._lost_rank: Callable[[], tuple[int, str] | None] = lambda: None
         self._ranks_left: Callable[[], Mapping[int, str]] = dict
-        self._slice = timeout
+        self.slice_seconds = timeout
         """Most seconds of one wait for bytes, if nobody watches."""
         self._moved = self._looked = clock()
 
@@ -179,7 +179,7 @@ class Operations:
         awaited_since  returns the time from which on the timeout counts; infinity: it does not yet
         """
         since = self.clock()
-        most = self._slice if self._watcher is None else WATCHED_SLICE_SECONDS
+        most = self.slice_seconds if self._watcher is None else WATCHED_SLICE_SECONDS
         told = said = watched = False
         while not self.poll(min(most, since + self.timeout - self.clock())):
             if self._watcher is not None:
@@ -223,7 +223,7 @@ class Operations:
 
     def told_by(self, lost: Callable[[], tuple[int, str] | None], left: Callable[[], Mapping[int, str]]) -> None:
         """See ``Mesh``."""
-        self._lost_rank, self._ranks_left, self._slice = lost, left, LOST_RANK_SECONDS
+        self._lost_rank, self._ranks_left, self.slice_seconds = lost, left, LOST_RANK_SECONDS
 
     def interrupt(self, error: NetFoldError) -> None:
         """See ``Mesh``; at once where a connection stands, else when one comes or the timeout is over."""

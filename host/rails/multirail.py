@@ -114,7 +114,7 @@ class MultiRail:
             self._rails, state, detector, lambda: self.shares.quickest(self._rails.live), clock
         )
         self._stripes = striping.StripeThreads(self._rails, state, timeline=listeners.timeline, clock=clock)
-        self._state, self._channel, self._detector, self._clock = state, channel, detector, clock
+        self._state, self._channel, self.detector, self._clock = state, channel, detector, clock
         self._note, self._keep = listeners.note, listeners.keep
         self._account = Account(self._rails)
         self._resent = [0] * len(rails)
@@ -313,7 +313,7 @@ class MultiRail:
         lasts = self._gave_up_linger
         if not self._state.gave_up:
             lasts = min(lasts, self._state.last_outcome_at + LINGER_SECONDS - self._clock())
-        if lingers and lasts > 0 and self._detector.others:
+        if lingers and lasts > 0 and self.detector.others:
             time.sleep(lasts)
         self._channel.close()
         self._rails.close()

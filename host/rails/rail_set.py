@@ -140,7 +140,7 @@ class RailSet:
         self.live = self._usable()
         """Indices of the rails in use, as all ranks agree; a new list whenever that changes."""
         self.names = list(names)
-        self._state, self._detector, self._reopen = state, detector, reopen
+        self._state, self.detector, self._reopen = state, detector, reopen
         self._stall, self._clock, self._place = stall, clock, place
         self.position = 0
         """Number of the last operation of the rails, agreements included: the same on all ranks."""
@@ -222,7 +222,7 @@ class RailSet:
     def stop_mismatched(self, error: RankMismatch) -> None:
         """The same where this rank has seen that another one calls something else.  The other ranks may have seen
         nothing of it, and learn it when they ask why nothing moves."""
-        self._detector.give_up(error, first_line(error))
+        self.detector.give_up(error, first_line(error))
         self.stop(error)
 
     # ---- failure and reopening ---------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ class RailSet:
         if why is not None:
             raise why if isinstance(why, NetFoldError) else NetFoldError(f"interrupted ({why!r})")
         if not self._state.carries(index):  # what is under way on its mesh is of some ranks alone, or between two
-            self._detector.check_job(self._clock() - moved, left=False)
+            self.detector.check_job(self._clock() - moved, left=False)
             return False
         if index in self.broken:
             raise self.broken[index]
@@ -302,21 +302,21 @@ class RailSet:
         if self._state.fenced(position):
             raise Fenced(f"{name}: another rank found it dead")
         quiet = self._state.record_progress(index, moved)
-        late = quiet > self._detector.timeout
+        late = quiet > self.detector.timeout
         now = self._clock()
         every = min(max(self._stall, quiet) / 8, ANSWER_SECONDS)  # a slow rank is not asked all the time
-        if quiet < self._stall or not self._detector.others or (now < self._asked[index] + every and not late):
+        if quiet < self._stall or not self.detector.others or (now < self._asked[index] + every and not late):
             return True
         self._asked[index] = now
         # The rail is quiet here: ask whether it is on all ranks, and whether all are present.
         try:
-            answers = self._detector.ask(Question(QuestionKind.AGE, position, index, call), self._detector.others)
+            answers = self.detector.ask(Question(QuestionKind.AGE, position, index, call), self.detector.others)
             quiet = self._state.record_progress(
                 index, moved, ANSWER_SECONDS
             )  # this process is running, however long the others take
             if quiet >= WAIT_SECONDS:
                 self._say_awaited(position, answers)
-            self._detector.check(answers, self._detector.others, quiet)
+            self.detector.check(answers, self.detector.others, quiet)
         except NetFoldError as error:
             self.stop(error)
             raise
@@ -324,7 +324,7 @@ class RailSet:
             if answer.outcome is AgreementOutcome.ABORTED:
                 raise RailDown(f"{name}: rank {rank} lost it: {answer.result.decode(errors='replace')}")
         patience = self._patience(index)
-        everybody = len(answers) == len(self._detector.others)
+        everybody = len(answers) == len(self.detector.others)
         if everybody and quiet >= patience and min(a.age for a in answers.values()) >= PEER_STALL_FRACTION * patience:
             if late or self._may_give_up(position, index):
                 raise RailDown(f"{name}: nothing moved for {quiet * 1e3:.0f} ms, on any rank")
@@ -335,13 +335,13 @@ class RailSet:
 
     def _say_awaited(self, position: int, answers: Mapping[int, Answer]) -> None:
         """Names, once an operation, the ranks for which all others wait; the first of these others warns for all."""
-        missing = self._detector.awaited(answers)
+        missing = self.detector.awaited(answers)
         with self._telling:  # several rails of the operation wait, each on a thread of its own
             if not missing or self._told_of == position:
                 return
             self._told_of = position
         place = self._place
-        there = min({place.rank, *self._detector.others} - set(missing))
+        there = min({place.rank, *self.detector.others} - set(missing))
         at = ", ".join(place.hosts[rank] for rank in missing if rank < len(place.hosts))
         log.log(logging.WARNING if place.rank == there else logging.INFO, "%s, operation %d: nothing has moved for %g "
                 "s: waiting for %s%s; `netfold stall %s` shows where", place.me, self.number, WAIT_SECONDS,
@@ -349,7 +349,7 @@ class RailSet:
 
     def _may_give_up(self, position: int, index: int) -> bool:
         try:
-            return self._detector.may_give_up(position, index)
+            return self.detector.may_give_up(position, index)
         except NetFoldError as error:
             self.stop(error)
             raise
@@ -358,7 +358,7 @@ class RailSet:
         """Seconds of quiet after which the rail counts as dead."""
         spare = [other for other in self.live if other != index and other not in self.broken]
         if not spare:
-            return self._detector.timeout  # the last rail is given up only when nothing else can be done
+            return self.detector.timeout  # the last rail is given up only when nothing else can be done
         quiet = min(self._state.quiet_seconds(other) for other in spare)
         # Another rail moves, so the machine is not just busy, which would stop all rails at nearly the same moment.
         return self._stall if quiet < self._stall / 4 else ALL_STALLED_FACTOR * self._stall

@@ -65,8 +65,11 @@ class RunAhead:
         """The last operations with a chain: the caller's thread frees their memory, once another one is done."""
         self._said: set[str] = set()
         self._lock = threading.Lock()
-        self._error: NetFoldError | None = None
-        self._heard = self._given_up = False
+        self.error: NetFoldError | None = None
+        """The error of the first operation that has failed."""
+        self.heard = False
+        """True once the program has an error."""
+        self._given_up = False
 
     def prepare(self, what: str, staged: Staged, fills: list[torch.Tensor]) -> None:
         """Gives an operation that has not begun a chain, if it can have one.
@@ -91,8 +94,8 @@ class RunAhead:
         try:
             chain.give()
         except BaseException as error:
-            self._failed(what, TransportError(f"{self._comm!r}, {what}: {pending.staged.place} does not take its "
-                                              f"copies back: {error}"))
+            self.failed(what, TransportError(f"{self._comm!r}, {what}: {pending.staged.place} does not take its "
+                                             f"copies back: {error}"))
             self.hear()
             raise
         finally:
@@ -103,13 +106,13 @@ class RunAhead:
 
     def check(self) -> None:
         """Raises the error of an operation that the program has gone on without."""
-        if self._error is not None:
-            self._heard = True
-            raise self._error
+        if self.error is not None:
+            self.heard = True
+            raise self.error
 
     def hear(self) -> None:
         """The program has been given the error."""
-        self._heard = True  # it may come before ``_failed``
+        self.heard = True  # it may come before ``failed``
 
     def give_up(self) -> None:
         """The program ends what is under way, and need not hear of it."""
@@ -117,8 +120,23 @@ class RunAhead:
 
     def tell(self) -> None:
         """Raises the error unless the program has heard of it."""
-        if not (self._heard or self._given_up):
+        if not (self.heard or self._given_up):
             self.check()
+
+    def failed(self, what: str, error: BaseException) -> None:
+        """An operation has failed: ends the communicator and logs it, unless an earlier one has."""
+        with self._lock:
+            if self.error is not None:
+                return  # what comes later ends with the same
+            self.error = failed = (
+                error if isinstance(error, NetFoldError) else TransportError(f"{self._comm!r}, {what}: {error}")
+            )
+        self._comm.fail(failed)
+        log.log(
+            logging.INFO if self._given_up else logging.ERROR,
+            "%r: %s has failed after its caller went on; its tensors, and those of all later operations, hold NaN: "
+            "%s: %s", self._comm, what, type(error).__name__, error,
+        )
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _keep(self, pending: StartedOperation) -> None:
@@ -137,21 +155,7 @@ class RunAhead:
         try:
             pending.await_end(0.0)
         except BaseException as error:
-            self._failed(what, error)
-
-    def _failed(self, what: str, error: BaseException) -> None:
-        with self._lock:
-            if self._error is not None:
-                return  # what comes later ends with the same
-            self._error = failed = (
-                error if isinstance(error, NetFoldError) else TransportError(f"{self._comm!r}, {what}: {error}")
-            )
-        self._comm.fail(failed)
-        log.log(
-            logging.INFO if self._given_up else logging.ERROR,
-            "%r: %s has failed after its caller went on; its tensors, and those of all later operations, hold NaN: "
-            "%s: %s", self._comm, what, type(error).__name__, error,
-        )
+            self.failed(what, error)
 
 
 def _refused(fills: list[torch.Tensor]) -> str:

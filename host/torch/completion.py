@@ -49,14 +49,14 @@ class Threads:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
-        self._idle = 0
+        self.idle = 0
         """Idle threads for which the queue holds no call."""
 
     def run(self, call: Call) -> None:
         """Starts a call and returns before it ends.  Its exceptions are logged."""
         with self._lock:
-            found = self._idle > 0
-            self._idle -= found
+            found = self.idle > 0
+            self.idle -= found
         if found:
             self._calls.put(call)
         else:
@@ -71,9 +71,9 @@ class Threads:
                 log.exception("a future could not be completed")
             call = None  # whose tensors this must not keep
             with self._lock:
-                if self._idle == SPARE:
+                if self.idle == SPARE:
                     return
-                self._idle += 1
+                self.idle += 1
             call = self._calls.get()
 
 

@@ -131,7 +131,7 @@ class Messenger:
     """Posts messages to and from the other ranks of a group.  Owns its mesh."""
 
     def __init__(self, mesh: MessageMesh, me: str) -> None:
-        self._mesh = mesh
+        self.mesh = mesh
         self._me = me
         self._lock = threading.Lock()
         self._waits = Waits()
@@ -139,7 +139,7 @@ class Messenger:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         """The error of messages that are posted from now on."""
-        self._closing = False
+        self.closing = False
         """True once no message can be posted any more, while the posted ones are being sent."""
         self._flush_seconds = math.inf
         self._unsent = ""
@@ -159,7 +159,7 @@ class Messenger:
         self._check(peer, tag)
         what = self._what(f"message of {data.nbytes} bytes to rank {peer}", tag)
         message = TensorMessage(what, tensors, self._waits, forked=lambda: self._forked, nbytes=data.nbytes)
-        return self._post(message, lambda: self._mesh.send(peer, data, tag=tag))
+        return self._post(message, lambda: self.mesh.send(peer, data, tag=tag))
 
     def receive(
         self, into: Flat, peer: int | None, tag: int, tensors: list[torch.Tensor], finish: Callable[[], object]
@@ -170,10 +170,10 @@ class Messenger:
         what = self._what(f"message of {into.nbytes} bytes from {whose}", tag)
         message = TensorMessage(what, tensors, self._waits, finish, lambda: self._forked)
         if peer is not None:
-            return self._post(message, lambda: self._mesh.receive(peer, into, tag=tag))
+            return self._post(message, lambda: self.mesh.receive(peer, into, tag=tag))
         if not into.nbytes:
             raise ValueError(f"{message.what}: a tensor without elements is not sent, so nobody can be its source")
-        return self._post(message, lambda: self._mesh.receive_any(into, tag=tag))
+        return self._post(message, lambda: self.mesh.receive_any(into, tag=tag))
 
     def close(self, flush: float = FLUSH_SECONDS) -> None:
         """Sends what was posted, and ends the thread and the connections.  Receives that are not done fail with Closed.
@@ -184,16 +184,16 @@ class Messenger:
         """
         notice()
         with self._lock:
-            self._closing, self._flush_seconds = True, min(flush, self._flush_seconds)
+            self.closing, self._flush_seconds = True, min(flush, self._flush_seconds)
             thread = self._thread
             if thread is not None:
-                self._mesh.wake()
+                self.mesh.wake()
         if thread is not None:
             thread.join()
         with self._lock:
             self._thread = None
-            self._mesh.leave(LEFT)
-            self._mesh.close()
+            self.mesh.leave(LEFT)
+            self.mesh.close()
             self._error = self._error or self._destroyed()
             unsent, self._unsent = self._unsent, ""
         if unsent:
@@ -202,7 +202,7 @@ class Messenger:
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _check(self, peer: int | None, tag: int) -> None:
         notice()
-        mesh = self._mesh
+        mesh = self.mesh
         if peer is not None and (peer == mesh.rank or not 0 <= peer < mesh.size):
             raise ValueError(f"{self._me}: peer={peer}: expected another rank of 0 .. {mesh.size - 1}")
         if not 0 <= tag <= MOST_TAG:
@@ -213,20 +213,20 @@ class Messenger:
 
     def _post(self, message: TensorMessage, begin: Callable[[], Pending]) -> TensorMessage:
         with self._lock:
-            if self._error is not None or self._closing:
+            if self._error is not None or self.closing:
                 raise self._error or self._destroyed()
             self._new.append((message, begin))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="netfold-messages", daemon=True)
                 self._thread.start()
-            self._mesh.wake()
+            self.mesh.wake()
         return message
 
     def _serve(self) -> None:
         posted: list[TensorMessage] = []
         try:
             while True:
-                closing = self._closing  # before what is posted is taken: nothing is posted after it
+                closing = self.closing  # before what is posted is taken: nothing is posted after it
                 while (one := self._next()) is not None:
                     posted.append(one[0])
                     try:
@@ -243,9 +243,9 @@ class Messenger:
                     self._send_rest(posted)
                     raise self._destroyed()
                 if posted:
-                    self._mesh.progress(self._waits.since)
+                    self.mesh.progress(self._waits.since)
                 else:
-                    self._mesh.sleep()
+                    self.mesh.sleep()
         except BaseException as error:
             with self._lock:
                 self._error = self._error or error
@@ -254,20 +254,20 @@ class Messenger:
             self._unsent = self._unsent or _count(left, f"they ended with {type(error).__name__}")
             try:
                 if not isinstance(error, Closed):
-                    self._mesh.abort(error)
+                    self.mesh.abort(error)
             finally:
                 for one_left in left:
                     one_left.end(error)
 
     def _send_rest(self, posted: list[TensorMessage]) -> None:
         """Sends the posted messages, as long as that makes progress.  Raises the error that ends the mesh."""
-        self._mesh.send_rest(lambda: self._flush_seconds)
+        self.mesh.send_rest(lambda: self._flush_seconds)
         for one in [one for one in posted if one.pending is not None and one.pending.done]:
             posted.remove(one)
             one.end()
         why = f"nothing moved for {self._flush_seconds:g} s: their receivers did not receive them"
-        self._mesh.leave(LEFT)
-        queued = self._mesh.drain(lambda: self._flush_seconds)
+        self.mesh.leave(LEFT)
+        queued = self.mesh.drain(lambda: self._flush_seconds)
         rest = f"{queued} bytes of messages that were sent had not arrived, since {why}" if queued else ""
         self._unsent = " and ".join(filter(None, (_count(posted, why), rest)))
 

@@ -90,7 +90,8 @@ class Reducer:
         self.staging = staging or Staging()
         self._inside = inside_from_environment(inside)
         self._cpu = Lane(Cpu())
-        self._last: PendingCollective | None = None
+        self.last: PendingCollective | None = None
+        """The operation that was begun last; None before the first, and once this is closed."""
         self._lock = threading.Lock()
         self._closed = False
         self._following = Following()
@@ -241,7 +242,7 @@ class Reducer:
             works = begin()
             self._following.follow(joins)
             self._following = following or Following()
-            self._last = pending = PendingCollective(list(tensors), works, self._following.awaited, staged)
+            self.last = pending = PendingCollective(list(tensors), works, self._following.awaited, staged)
         return pending
 
     def close(self) -> None:
@@ -249,7 +250,7 @@ class Reducer:
         given next comes after their copies back."""
         with self._lock:
             self._closed = True
-            last, self._last = self._last, None
+            last, self.last = self.last, None
         if last is not None:
             over = threading.Event()
             last.when_done(over.set)

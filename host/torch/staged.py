@@ -73,7 +73,7 @@ def staged(roles: Roles) -> Callable[[Method], Method]:
                 work = how(self, copies.swap(first), *swapped, *args[len(swapped) :], **kwargs)
                 if not isinstance(work, TorchWork):
                     copies.withdraw()
-                pending = work._pending if isinstance(work, TorchWork) else DelegatedOperation(work)
+                pending = work.pending if isinstance(work, TorchWork) else DelegatedOperation(work)
                 staged = StagedOperation(pending, copies, fills or reads, self.communicator)
                 ahead.begun(kind, staged)
             except BaseException as error:

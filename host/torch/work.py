@@ -19,7 +19,7 @@ class TorchWork(dist._Work):
 
     def __init__(self, pending: StartedOperation) -> None:
         super().__init__()
-        self._pending = pending
+        self.pending = pending
         self._recorded: threading.Event | None = None
         """Set once the profiler has recorded its end."""
 
@@ -31,9 +31,9 @@ class TorchWork(dist._Work):
                  itself goes on
         """
         try:
-            self._pending.wait(timeout.total_seconds() if timeout > timedelta(0) else None)
+            self.pending.wait(timeout.total_seconds() if timeout > timedelta(0) else None)
         finally:
-            if self._recorded is not None and self._pending.done():
+            if self._recorded is not None and self.pending.done():
                 self._recorded.wait()
         return True
 
@@ -49,16 +49,16 @@ class TorchWork(dist._Work):
     def limit(self, seconds: float) -> None:
         """Limits its time, counted from now on, in seconds: then every way of waiting for it raises
         CollectiveTimeout."""
-        self._pending.limit(seconds)
+        self.pending.limit(seconds)
 
     def recorded(self, end: Callable[[], None], ended: threading.Event) -> None:
         """Calls ``end``, which sets ``ended``, once it is done; waits for the operation also wait for ``ended``."""
         self._recorded = ended
-        self._pending.when_done(end)
+        self.pending.when_done(end)
 
     def is_completed(self) -> bool:
         """True if ``wait`` would return or raise at once."""
-        return self._pending.done()
+        return self.pending.done()
 
     def is_success(self) -> bool:
         """True if it is done, without an error."""
@@ -68,7 +68,7 @@ class TorchWork(dist._Work):
         """The error that it ended with, or None."""
         if self.is_completed():
             try:
-                self._pending.wait()
+                self.pending.wait()
             except Exception as error:
                 return error
         return None
@@ -76,25 +76,25 @@ class TorchWork(dist._Work):
     def result(self) -> list[torch.Tensor]:
         """The tensors, once they hold the result."""
         self.wait()
-        return self._pending.tensors
+        return self.pending.tensors
 
     def _get_duration(self) -> float:
         """Milliseconds from the call to its end.  Raises ValueError while it is under way."""
         if not self.is_completed():
             raise ValueError("the duration of what is under way: expected it to be done; wait() first")
-        return 1e3 * (self._pending.ended - self._pending.begun)
+        return 1e3 * (self.pending.ended - self.pending.begun)
 
     def get_future_result(self) -> Future[int]:
         """A future whose value is a ``WorkResult`` as a number: success, or the kind of failure."""
-        return self._pending.future_result
+        return self.pending.future_result
 
     def get_future(self) -> Future[list[torch.Tensor]]:
         """A future whose value is the tensors."""
-        return self._pending.future
+        return self.pending.future
 
     def source_rank(self) -> int:
         """The sender of the message that a receive from any rank has received.  Raises ValueError for other
         operations."""
-        return self._pending.source()
+        return self.pending.source()
 
     _source_rank = source_rank

@@ -153,7 +153,7 @@ def test_what_was_routed_here_is_no_result() -> None:
     with loopback_job(2, ttl=roce.RESULT_TTL - 1) as comms, futures.ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(comm.allreduce, np.ones(300, np.int32)) for comm in comms]
         rails = [cast(FoldRail, parts_of(comm).dispatch.switches) for comm in comms]
-        wait_for(lambda: all(rail._core.unfolded() for rail in rails))
+        wait_for(lambda: all(rail.core.unfolded() for rail in rails))
         impatient(comms, 0.1)
         for call in calls:
             error = call.exception(60)

@@ -127,7 +127,7 @@ def test_where_every_result_changes_a_timeout_says_so(monkeypatch: pytest.Monkey
     with loopback_job(2) as comms, ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(comm.allreduce, np.arange(300, dtype=np.int32)) for comm in comms]
         rails = [cast(FoldRail, parts_of(comm).dispatch.switches) for comm in comms]
-        wait_for(lambda: all(rail._core.corrupt() for rail in rails))
+        wait_for(lambda: all(rail.core.corrupt() for rail in rails))
         impatient(comms, 0.3)
         for error in [call.exception(60) for call in calls]:
             assert isinstance(error, CollectiveTimeout)

@@ -394,7 +394,7 @@ def test_packets_sent_again_in_one_that_fails_are_recorded(
     )
     with loopback_job(2) as comms:
         on_every_rank(comms, lambda c: c.allreduce(np.ones(100, np.float32)))
-        core = cast(FoldRail, parts_of(comms[0]).dispatch.switches)._core
+        core = cast(FoldRail, parts_of(comms[0]).dispatch.switches).core
 
         def draws() -> Iterator[float]:
             yield 0.0  # the next packet is lost, and no other

@@ -28,7 +28,7 @@ def impatient(world: int, seconds: float, stall: float = 0.05) -> Ranks:
     is."""
     ranks = Ranks([Plane(world, quiet=True), Plane(world, quiet=True)], stall=stall)
     for rails in ranks.rails:
-        rails._detector.timeout = seconds
+        rails.detector.timeout = seconds
     return ranks
 
 
@@ -66,7 +66,7 @@ def test_a_missing_rank_is_named_with_operation_size_and_rails(
         while any(state.place[0] == place for state, place in zip(callers, before, strict=True)):
             time.sleep(0.01)
         for rails in ranks.rails:  # now that both have called
-            rails._detector.timeout = 0.3
+            rails.detector.timeout = 0.3
         return None
 
     errors = on_ranks(3, call)
@@ -86,7 +86,7 @@ def test_a_missing_rank_is_named_with_operation_size_and_rails(
 def test_a_rank_that_came_later_gets_the_first_ones_verdict(size: int) -> None:
     """Rank 0 gives up and would be gone soon; rank 1, whose own timeout is long, names rank 2 all the same."""
     ranks = impatient(3, 0.6)
-    ranks.rails[1]._detector.timeout = 1000.0
+    ranks.rails[1].detector.timeout = 1000.0
     over = threading.Event()
 
     def call(rank: int) -> str:

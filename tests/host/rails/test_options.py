@@ -75,7 +75,7 @@ def helpers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def timeout_ends_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     with loopback_rails(["innet", "tcp"], 2, timeout=100) as comms:
-        assert [comm.rails._detector.timeout for comm in comms] == [100, 100]  # type: ignore[union-attr]
+        assert [comm.rails.detector.timeout for comm in comms] == [100, 100]  # type: ignore[union-attr]
         impatient(comms, 0.5)
         with pytest.raises(CollectiveTimeout, match="rank 1"):
             comms[0].allreduce(np.zeros(10, np.float32))

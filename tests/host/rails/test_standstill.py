@@ -136,7 +136,7 @@ def test_the_first_rank_that_is_there_says_once_for_whom_all_wait(caplog: pytest
     machine = Machine(3, 2)
     for rails_ in machine.sets:
         rails_.number = 17
-        rails_._detector.timeout = 60.0
+        rails_.detector.timeout = 60.0
     del machine.moved[0, 0], machine.moved[0, 1]
     machine.channels.deaf.add(0)
     machine.passes(9.5)

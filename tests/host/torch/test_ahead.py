@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ import torch.distributed as dist  # noqa: E402
 
 from netfold.host.staging import device as devices  # noqa: E402
 from netfold.host.staging.copies import Staging  # noqa: E402
-from netfold.host.torch.ahead import _refused  # noqa: E402
+from netfold.host.torch.ahead import RunAhead  # noqa: E402
 from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
 from netfold.torch import Options, join  # noqa: E402
 from support.devices import late_device  # noqa: E402
@@ -152,7 +153,7 @@ def test_a_wait_with_a_time_out_blocks_the_host() -> None:
                 limited.wait()
             with pytest.raises(CollectiveTimeout):
                 work.wait(timedelta(seconds=0.05))
-            assert not reducer_of(group).ahead._heard, "they go on, and may fail yet"
+            assert not reducer_of(group).ahead.heard, "they go on, and may fail yet"
             over.set()
         work.wait()
         return read(device, tensor)
@@ -179,7 +180,7 @@ def test_an_operation_that_fails_leaves_nan_and_its_error(heard: str, caplog: py
         raised, known = device.flags.raise_to, []
 
         def raise_to(word: Any, value: int) -> None:
-            known.append(reducer_of(group).ahead._error)
+            known.append(reducer_of(group).ahead.error)
             raised(word, value)
 
         device.flags.raise_to = raise_to  # type: ignore[method-assign]
@@ -190,7 +191,7 @@ def test_an_operation_that_fails_leaves_nan_and_its_error(heard: str, caplog: py
         works = [call() for call in (calls[1:] if heard == "at the end" else calls)]
         for work in works:
             work.wait()
-        last, ended = reducer_of(group)._last, threading.Event()
+        last, ended = reducer_of(group).last, threading.Event()
         assert last is not None
         last.when_done(ended.set)
         gone.set()
@@ -255,7 +256,7 @@ def test_no_nan_comes_after_what_the_program_does_next(heard: str) -> None:
         with device.on(device.stream()):
             work: Any = group.allreduce([tensor])
             ended = threading.Event()
-            work._pending.when_done(ended.set)
+            work.pending.when_done(ended.set)
             assert ended.wait(SECONDS)
             calls: dict[str, Callable[[], Any]] = {
                 "by a wait": work.wait, "by a future": lambda: work.get_future().wait(), "by the next call":
@@ -309,10 +310,13 @@ def test_a_device_has_the_communicators_time_out_to_copy_out() -> None:
     assert all("has not copied out within 0.3 s" in said for said in on_two(rank, timeout=0.3, closed=False))
 
 
-def test_floats_without_nan_are_left_to_the_host() -> None:
+def test_floats_without_nan_are_left_to_the_host(caplog: pytest.LogCaptureFixture) -> None:
     """Nothing could say that there is no sum."""
-    assert "float4_e2m1fn_x2 has no value that" in _refused([torch.zeros(1, dtype=torch.uint8).view(
-        torch.float4_e2m1fn_x2)])
+    tensor, staged = torch.zeros(1, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), Mock()
+    with caplog.at_level(logging.INFO, "netfold"):
+        RunAhead(Mock(), on=True).prepare("allreduce", staged, [tensor])
+    assert "wait() blocks the host, since float4_e2m1fn_x2 has no value that" in caplog.text
+    staged.chain_up.assert_not_called()
 
 
 def test_a_call_with_wrong_arguments_spoils_nothing() -> None:
@@ -406,7 +410,7 @@ def test_an_error_that_the_program_has_is_not_told_again() -> None:
     def rank(group: NetfoldGroup, device: LateDevice) -> None:
         ahead = reducer_of(group).ahead
         ahead.hear()
-        ahead._failed("broadcast", TransportError("it has had enough"))
+        ahead.failed("broadcast", TransportError("it has had enough"))
         ahead.tell()
 
     on_two(rank, closed=False)

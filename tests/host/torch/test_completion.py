@@ -122,7 +122,7 @@ def test_a_device_that_fails_after_the_collective_ends_the_work_and_the_communic
         lost.append(lane.back)
         work: Any = group.allreduce([tensor]) if kind == "allreduce" else group.broadcast([tensor], root=0)
         ended = threading.Event()
-        work._pending.when_done(ended.set)
+        work.pending.when_done(ended.set)
         assert ended.wait(SOON)
         assert work.is_completed()
         problem = comm.problem
@@ -157,11 +157,11 @@ def test_no_call_waits_for_another(caplog: pytest.LogCaptureFixture) -> None:
         failed.set()
         raise KeyError("on purpose")
 
-    while threads._idle < 4:
+    while threads.idle < 4:
         os.sched_yield()
     threads.run(fail)
     assert failed.wait(SOON)
-    while threads._idle < 4:
+    while threads.idle < 4:
         os.sched_yield()
     assert len(names) == 4, "a new thread although four have nothing to do"
     assert "on purpose" in caplog.text

@@ -118,8 +118,8 @@ def test_failures_are_named_on_every_message() -> None:
         waiting_long = receive(mine, np.zeros(1), 1)
         with pytest.raises(CollectiveTimeout, match="it goes on"):
             waiting_long.wait(0.01)
-        mine._mesh.operations.timeout = mine._mesh.operations._slice = 1.0
-        mine._mesh.wake()
+        mine.mesh.operations.timeout = mine.mesh.operations.slice_seconds = 1.0
+        mine.mesh.wake()
         failing(waiting_long, CollectiveTimeout, "rank 1")
 
 
@@ -131,7 +131,7 @@ def test_a_receive_that_nobody_waits_for_does_not_time_out() -> None:
         receive(mine, np.zeros(1), 1).wait(SOON)
         later, never = np.zeros(1), receive(mine, np.zeros(1), 1, tag=9)
         late = receive(mine, later, 1)
-        operations, poll, quiet = mine._mesh.operations, mine._mesh.operations.poll, threading.Semaphore(0)
+        operations, poll, quiet = mine.mesh.operations, mine.mesh.operations.poll, threading.Semaphore(0)
 
         def polls(seconds: float) -> bool:
             moved = bool(poll(seconds))
@@ -140,17 +140,17 @@ def test_a_receive_that_nobody_waits_for_does_not_time_out() -> None:
             return moved
 
         with mock.patch.object(operations, "poll", polls):
-            operations.timeout = operations._slice = 0.05
-            mine._mesh.wake()
+            operations.timeout = operations.slice_seconds = 0.05
+            mine.mesh.wake()
             for _ in range(4):
                 assert quiet.acquire(timeout=SOON)
-        operations.timeout = operations._slice = SOON
-        mine._mesh.wake()
+        operations.timeout = operations.slice_seconds = SOON
+        mine.mesh.wake()
         send(other, np.full(1, 7.0), 0).wait(SOON)
         late.wait(SOON)
         assert (later[0], late.failed(), never.done()) == (7.0, False, False)
-        operations.timeout = operations._slice = 0.5
-        mine._mesh.wake()
+        operations.timeout = operations.slice_seconds = 0.5
+        mine.mesh.wake()
         with pytest.raises(RuntimeError, match="rank 1"):
             never.future.wait()
 
@@ -159,7 +159,7 @@ def test_who_waits_late_hears_of_a_rank_that_the_controller_has_lost() -> None:
     """Long before the time-out, as who waits from the beginning."""
     lost: list[tuple[int, str]] = []
     with messengers(2, timeout=300.0) as (mine, _):
-        mine._mesh.told_by(lambda: lost[0] if lost else None, dict)
+        mine.mesh.told_by(lambda: lost[0] if lost else None, dict)
         message = receive(mine, np.zeros(1), 1)
         lost.append((1, "is lost: a test says so"))
         failing(message, PeerLost, "a test says so")
@@ -234,10 +234,10 @@ def test_what_is_posted_just_before_the_end_is_sent(monkeypatch: pytest.MonkeyPa
             return one
 
         monkeypatch.setattr(mine, "_next", slow)
-        mine._mesh.wake()
+        mine.mesh.wake()
         assert looked.wait(SOON)
         last, into = send(mine, np.array([7.0]), 1), np.zeros(1)
-        monkeypatch.setattr(mine._mesh, "wake", closed.set)  # close() has said that it is to end
+        monkeypatch.setattr(mine.mesh, "wake", closed.set)  # close() has said that it is to end
         mine.close()
         receive(other, into, 0).wait(SOON)
         last.wait(SOON)
@@ -269,7 +269,7 @@ def test_what_the_kernel_could_not_deliver_is_counted(caplog: pytest.LogCaptureF
         begun = send(mine, np.ones(1), 1)
         receive(other, np.zeros(1), 0).wait(SOON)
         begun.wait(SOON)
-        sock = other._mesh.operations.connections.links[0].socket
+        sock = other.mesh.operations.connections.links[0].socket
         assert sock is not None
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         send(mine, np.zeros(1 << 18), 1).wait(SOON)
@@ -284,7 +284,7 @@ def test_a_close_beside_another_one_ends_both(caplog: pytest.LogCaptureFixture) 
     with messengers(2) as (_, other), ThreadPoolExecutor(1) as pool:
         posted = send(other, np.zeros(8 << 20), 0)
         closing = pool.submit(other.close, SOON * 10)
-        while not other._closing:
+        while not other.closing:
             pass
         other.close(flush=0.0)
         closing.result(SOON)

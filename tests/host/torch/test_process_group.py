@@ -398,7 +398,7 @@ def test_an_abort_ends_a_shutdown_that_another_thread_has_begun(caplog: pytest.L
         unsent = one.send([torch.zeros(8 << 20)], 1, 0)
         closing = threading.Thread(target=one.shutdown)
         closing.start()
-        while not messenger._closing:
+        while not messenger.closing:
             assert closing.is_alive()
         one.abort()
         closing.join(20)

@@ -327,7 +327,7 @@ def test_optimizers_and_the_hook_reduce_on_a_device(monkeypatch: pytest.MonkeyPa
             if way == "hook":
                 for parameter in model.parameters():
                     state.reduce(parameter.grad, feedback=torch.zeros_like(parameter)).wait()
-                    reducer_of(state)._last.wait()  # type: ignore[union-attr]  # a future orders torch's own streams alone
+                    reducer_of(state).last.wait()  # type: ignore[union-attr]  # a future orders torch's own streams alone
             optimizer.step()
         if way == "priority":
             optimizer.close()
@@ -377,7 +377,7 @@ def test_a_job_that_goes_on_after_losses_keeps_residuals_of_gradients_on_a_devic
         for _ in range(2):
             state.reduce_bucket(bucket)
             state.reduce(given, feedback=strided)
-            reducer_of(state)._last.wait()  # type: ignore[union-attr]  # a future orders torch's own streams alone
+            reducer_of(state).last.wait()  # type: ignore[union-attr]  # a future orders torch's own streams alone
         kept = residuals_of(state).of_bucket(0, bucket.parameters())
         state.close()
         return [bucket.buffer(), kept, given, strided]

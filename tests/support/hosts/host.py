@@ -65,7 +65,7 @@ def impatient(comms: Sequence[Communicator], seconds: float) -> None:
 
 def _of_rails(rails: MultiRail, seconds: float) -> None:
     """Several rails: each one's own timeout is a little longer than that of all (``EXTRA_TIMEOUT``)."""
-    rails._detector.timeout = seconds
+    rails.detector.timeout = seconds
     for rail in rails._rails.rails:
         if isinstance(rail, OpenRail):
             _of_mesh(rail._between.mesh, seconds + EXTRA_TIMEOUT)
@@ -74,7 +74,7 @@ def _of_rails(rails: MultiRail, seconds: float) -> None:
 
 
 def _of_mesh(mesh: Any, seconds: float) -> None:
-    mesh.operations.timeout = mesh.operations._slice = seconds
+    mesh.operations.timeout = mesh.operations.slice_seconds = seconds
 
 
 def _of_fold(fold: FoldingRail, seconds: float) -> None:
