@@ -102,9 +102,9 @@ class Controller:
         self._start_timeout = start_timeout
         self._insecure = insecure
         self.events = EventLog()
-        self._candidacies: dict[str, Candidacy] = {}
+        self.candidacies: dict[str, Candidacy] = {}
         """The candidacy for each switch; made when the controller starts."""
-        self._superseded = asyncio.Event()
+        self.superseded = asyncio.Event()
         """Set when a later controller of this fabric has taken a switch."""
         self._superseded_by = ""
         self._opens_sessions = connect is None
@@ -116,12 +116,12 @@ class Controller:
         allocator = slots.Allocator(
             [switch.name for switch in fabric.switches], slots.sizes_of(fabric.engine, fabric.path_mtu), rng
         )
-        self._adoption = Adoption(fabric, allocator, self.targets)
+        self.adoption = Adoption(fabric, allocator, self.targets)
         turns = Turns()
         for s in fabric.switches:
             self.targets[s.name] = Target(
                 s.name, partial(connect or self._connect, s), turns=turns, on_change=self._changed.set,
-                on_found=partial(self._adoption.reserve, s.name), on_superseded=self._on_superseded,
+                on_found=partial(self.adoption.reserve, s.name), on_superseded=self.supersede,
             )
         self.drains = Drains(fabric)
         self.liveness = Liveness(
@@ -133,7 +133,7 @@ class Controller:
         self.allocator = allocator
         self._standstill = Standstill()
         self.installer = Installer(self.targets)
-        self.jobs = Jobs(fabric, allocator, self.installer, self.liveness, self.drains, self._adoption,
+        self.jobs = Jobs(fabric, allocator, self.installer, self.liveness, self.drains, self.adoption,
                          self.events.note, self._standstill)
         self.inspection = Inspection(fabric, self.targets, self.jobs, allocator, self.drains)
         self.injection = Injection(fabric, self.targets)
@@ -170,7 +170,7 @@ class Controller:
         exposure.check(self.fabric, token=self._callers.exist, insecure=self._insecure)
         self.jobs.registry.key = fabric_key.load(self.fabric)
         key = self.jobs.registry.key
-        self._candidacies = {switch.name: Candidacy(Elections(key, switch.device_id), self._seen.get(switch.name, 0))
+        self.candidacies = {switch.name: Candidacy(Elections(key, switch.device_id), self._seen.get(switch.name, 0))
                              for switch in self.fabric.switches}
         state_file.restore(self.drains, self.fabric.state)
         if self._pipeline is None and self._opens_sessions:
@@ -180,9 +180,9 @@ class Controller:
         await self._routing.preset(self.liveness.whole)
         for target in self.targets.values():
             target.start()
-        await starting.wait_for_switches(self.fabric.name, self.targets, self._needed, self._adoption,
+        await starting.wait_for_switches(self.fabric.name, self.targets, self._needed, self.adoption,
                                          timeout=self._start_timeout)
-        await starting.check_cpu_ports(self.fabric.name, self.targets.values(), self._adoption)
+        await starting.check_cpu_ports(self.fabric.name, self.targets.values(), self.adoption)
         self._server = await serving.serve(self.fabric, self._handlers(), tls=tls, token=self._callers.exist)
         self._callers.tell_admitted = self._server.watch.admit
         self._tasks.append(asyncio.create_task(self._watch_changes(), name="changes"))
@@ -216,7 +216,7 @@ class Controller:
         """Serve until cancelled.  Raises Superseded when a later controller of this fabric has taken over."""
         if self._server is None:
             raise RuntimeError("Controller.run before start")
-        await self._superseded.wait()
+        await self.superseded.wait()
         raise Superseded(self._superseded_by)
 
     async def stop(self) -> None:
@@ -286,9 +286,9 @@ class Controller:
 
     async def _connect(self, switch: Switch) -> Client:
         assert self._pipeline is not None
-        if self._superseded.is_set():  # the later controller would take a claim for that of its own successor
+        if self.superseded.is_set():  # the later controller would take a claim for that of its own successor
             raise Superseded(self._superseded_by)
-        candidacy = self._candidacies[switch.name]
+        candidacy = self.candidacies[switch.name]
         try:
             session = await Session.open(
                 switch.name,
@@ -313,14 +313,15 @@ class Controller:
         """Another client has taken a switch.  If it is a later controller of this fabric, it has the jobs, too: this
         one must not take the switch for down and halt anybody."""
         if candidacy.yields_to(error.other):
-            self._on_superseded(f"{error}: a later controller, to which this one yields")
+            self.supersede(f"{error}: a later controller, to which this one yields")
 
-    def _on_superseded(self, why: str) -> None:
-        if not self._superseded.is_set():  # each switch says so
+    def supersede(self, why: str) -> None:
+        """End the service, since a later controller of this fabric has taken a switch."""
+        if not self.superseded.is_set():  # each switch says so
             log.error("%s", why)
             self._superseded_by = why
         self.jobs.stand_back()
-        self._superseded.set()
+        self.superseded.set()
 
     def _credentials(self, switch: Switch) -> grpc.ChannelCredentials | None:
         try:

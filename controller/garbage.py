@@ -12,7 +12,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_kept = False
+kept = False
 """True where this process keeps out what a controller has made, and not only what it was forked with."""
 
 
@@ -20,16 +20,16 @@ _kept = False
 def kept_out() -> Iterator[None]:
     """Collect nothing meanwhile, and leave what is there at the end out of later collections, until this is entered
     again.  For the process of a controller, around its start."""
-    global _kept
+    global kept
     was_enabled = gc.isenabled()
-    if _kept:  # of a controller that has ended, as those of a standby do
+    if kept:  # of a controller that has ended, as those of a standby do
         gc.unfreeze()
         gc.collect()
     gc.disable()
     try:
         yield
         gc.freeze()
-        _kept = True
+        kept = True
     finally:
         if was_enabled:
             gc.enable()

@@ -83,7 +83,7 @@ class Heartbeat:
         self._on_change = on_change
         self._claimed = claimed
         self._greet = greet or self._connect
-        self._ask = ask or self._question
+        self.ask = ask or self._question
         self._clock = clock
         self._sleep = sleep
         self._last: Greeting = "unreachable"
@@ -134,7 +134,7 @@ class Heartbeat:
 
     async def _answers(self) -> None:
         while True:
-            if await self._ask():
+            if await self.ask():
                 # an answer is a greeting, too: a refusal before it was of another controller, or of none yet
                 self._proven, self._was_proven, self._last = self._clock(), True, "greeted"
                 self._on_change()

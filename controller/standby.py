@@ -77,8 +77,8 @@ class Standby:
         key = fabric_key.load(self.fabric)  # now, rather than when it is needed
         self._elections = {switch.name: Elections(key, switch.device_id) for switch in fabric.switches}
         make = observe or self._observer
-        self._observers = [make(switch, self._changed.set) for switch in fabric.switches]
-        self._heartbeat = (beats or Heartbeat)(fabric.jobs, key, callers.operator_token, self._changed.set,
+        self.observers = [make(switch, self._changed.set) for switch in fabric.switches]
+        self.heartbeat = (beats or Heartbeat)(fabric.jobs, key, callers.operator_token, self._changed.set,
                                                claimed=self._is_claimed)
 
     async def run(self, ready: Callable[[str], None]) -> None:
@@ -88,15 +88,15 @@ class Standby:
         """
         made = await asyncio.to_thread(pipeline.of_fabric, self.fabric)
         while True:
-            ready(f"standby: fabric {self.fabric.name}, watches {len(self._observers)} switches; will serve jobs at "
+            ready(f"standby: fabric {self.fabric.name}, watches {len(self.observers)} switches; will serve jobs at "
                   f"{self.fabric.jobs}")
             reached = await self.wait()
             began = time.monotonic()
             log.warning("the first controller %s: taking over %s",
-                        "hangs" if self._heartbeat.health == "hung" else "has gone", ", ".join(sorted(reached)))
+                        "hangs" if self.heartbeat.health == "hung" else "has gone", ", ".join(sorted(reached)))
             controller = Controller(self.fabric, pipeline=made, insecure=self._insecure, needed=reached,
                                     start_timeout=self._start_timeout,
-                                    seen={observer.name: observer.last for observer in self._observers})
+                                    seen={observer.name: observer.last for observer in self.observers})
             try:
                 async with contextlib.AsyncExitStack() as running:
                     with garbage.kept_out():
@@ -113,14 +113,14 @@ class Standby:
         """Wait until the first controller has died or hangs.  Returns the switches that can be reached and that no
         stranger has: above one with the highest election id there is nothing."""
         tasks = [asyncio.create_task(observer.run(), name=f"standby on {observer.name}")
-                 for observer in self._observers]
-        self._heartbeat.begin()
-        tasks.append(asyncio.create_task(self._heartbeat.run(), name="heartbeat"))
+                 for observer in self.observers]
+        self.heartbeat.begin()
+        tasks.append(asyncio.create_task(self.heartbeat.run(), name="heartbeat"))
         try:
             seen, began = False, time.monotonic()
             while True:
                 self._changed.clear()
-                seen |= any(map(self._is_ours, self._observers)) or self._heartbeat.health != "unknown"
+                seen |= any(map(self._is_ours, self.observers)) or self.heartbeat.health != "unknown"
                 settle = SETTLE if seen else max(SETTLE, began + PATIENCE - time.monotonic())
                 try:
                     async with asyncio.timeout(settle if self._is_dead() else None):
@@ -129,13 +129,13 @@ class Standby:
                     # what came while the loop stood still is handled in the turn in which the time was over
                     if self._changed.is_set() or not self._is_dead():
                         continue
-                    return {observer.name for observer in self._observers
+                    return {observer.name for observer in self.observers
                             if self._is_free(observer) or self._is_ours(observer)}
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for observer in self._observers:
+            for observer in self.observers:
                 observer.primary = None
 
     def _is_ours(self, observer: Observer) -> bool:
@@ -149,16 +149,16 @@ class Standby:
 
     def _is_claimed(self) -> bool:
         """True if more than half of all switches have a primary with an election id of this fabric."""
-        return 2 * sum(map(self._is_ours, self._observers)) > len(self._observers)
+        return 2 * sum(map(self._is_ours, self.observers)) > len(self.observers)
 
     def _is_dead(self) -> bool:
         """True if more than half of all switches can be reached, and the first controller has died, hangs, or has none
         of these.  A foreign client that has one does not count while the controller is working."""
-        health = self._heartbeat.health
-        vacant = [observer for observer in self._observers if observer.primary is not None and (
+        health = self.heartbeat.health
+        vacant = [observer for observer in self.observers if observer.primary is not None and (
             health in ("gone", "hung") or self._is_free(observer)
             or (health != "alive" and not self._is_ours(observer)))]
-        return 2 * len(vacant) > len(self._observers)
+        return 2 * len(vacant) > len(self.observers)
 
     def _observer(self, switch: Switch, on_change: Callable[[], None]) -> Observer:
         return Observer(switch.name, switch.grpc, switch.device_id, partial(credentials.of, self.fabric, switch),

@@ -79,7 +79,7 @@ class Liveness:
     ) -> None:
         self._fabric = fabric
         self._targets = targets
-        self._changed = changed
+        self.changed = changed
         self.whole = Up(frozenset(node.name for node in fabric.nodes), frozenset(range(len(fabric.links))))
         """Switches, hosts and links, as if all were up."""
         self._graphs = LiveGraphs(fabric)
@@ -88,18 +88,19 @@ class Liveness:
         """Numbers of the links at each node."""
         for end, number in self._number.items():
             self._at[end.node].append(number)
-        self._links = Links(fabric)
-        self._excuses = Excuses(targets, self._links)
-        self._silent = SilentLinks(targets, self._links, drained)
-        self._control = SilentControl(fabric, targets, self._links, changed)
-        self._damping = FlapDamping(fabric.steady)
+        self.links = Links(fabric)
+        self._excuses = Excuses(targets, self.links)
+        self._silent = SilentLinks(targets, self.links, drained)
+        self._control = SilentControl(fabric, targets, self.links, changed)
+        self.damping = FlapDamping(fabric.steady)
         self._recheck: asyncio.TimerHandle | None = None
         self._miswired: set[str] = set()
         self._outages = Outages(fabric, targets, note)
         self._stuck: set[str] = set()
         """Switches that did not take the last probes."""
         self._suspects: set[int] = set()
-        self._suspect_task: asyncio.Task[None] | None = None
+        self.suspect_task: asyncio.Task[None] | None = None
+        """The probing of suspect links that was begun last."""
         self._answered: dict[int, float] = {}
         """Link -> time at which its suspect probes arrived last."""
 
@@ -117,7 +118,7 @@ class Liveness:
 
     def up(self, *, steady: bool = False, writable: bool = False) -> Up:
         """The live part: the nodes and links of `graph`, in a hundredth of the time."""
-        without = self._damping.unsteady() if steady else set()
+        without = self.damping.unsteady() if steady else set()
         down = self.switches_down(writable=writable)
         return Up(self.whole.nodes.difference(down, without), self.whole.links.difference(without, self.links_down()))
 
@@ -138,7 +139,7 @@ class Liveness:
     def links_down(self) -> dict[int, str]:
         """Why links are down, by their number in the fabric's order."""
         # probes of suspect links that were sent a moment ago count as lost already: only _probe_suspects may judge them
-        down = {number: self._links.why_down(number) for number in self._links.down() - self._suspects}
+        down = {number: self.links.why_down(number) for number in self.links.down() - self._suspects}
         down |= dict.fromkeys(self._control.dead, "its P4Runtime server is silent, and nothing comes through")
         dark = {End(name, port) for name, target in self._targets.items() for port in target.ports_down}
         for number, end in sorted((self._number[end], end) for end in dark if end in self._number):
@@ -154,11 +155,11 @@ class Liveness:
         """Log what went down or came up since the last call, and call ``changed`` again when its suppression ends."""
         now = self.links_down()
         self._outages.tell_links(now)
-        self._damping.update({*now, *self._outages.note_switches()})
+        self.damping.update({*now, *self._outages.note_switches()})
         if self._recheck is not None:
             self._recheck.cancel()
-        wait = self._damping.next_release()
-        self._recheck = None if wait is None else asyncio.get_running_loop().call_later(wait, self._changed)
+        wait = self.damping.next_release()
+        self._recheck = None if wait is None else asyncio.get_running_loop().call_later(wait, self.changed)
 
     # ---- probes ----------------------------------------------------------------------------------------------------
 
@@ -172,7 +173,7 @@ class Liveness:
             try:
                 if self._fabric.probe:
                     await self.check()
-                elif down := self._links.down() - self._suspects:
+                elif down := self.links.down() - self._suspects:
                     await self._probe(down)
                 elif self._control.silent:
                     await self._control.consider()
@@ -183,67 +184,67 @@ class Liveness:
     async def check(self) -> None:
         """One round: ask what has been heard of the last probes, judge by that, and send the next ones."""
         heard, _ = await self._of_all(lambda name, client: client.heard(), ANSWER_TIMEOUT)
-        self._links.hear(heard)
+        self.links.hear(heard)
         await self._judge()
         up = self._clients()
-        frames = dict(self._links.to_neighbours(up))
+        frames = dict(self.links.to_neighbours(up))
         _, late = await self._of_all(lambda name, client: client.packet_out_to_neighbours(frames[name]), SEND_TIMEOUT,
                                      frames)
         self._stuck |= late
-        await self._send(self._links.short_ones(up))
-        await self._send_over(self._links.sample(), counted=False, short=False)
+        await self._send(self.links.short_ones(up))
+        await self._send_over(self.links.sample(), counted=False, short=False)
         self._compare()
 
     def suspect(self, links: Collection[int]) -> None:
         """Probe these links at once, since hosts get nothing over them.  Does not wait for the outcome."""
         now = asyncio.get_running_loop().time()
         answered = {number for number, when in self._answered.items() if now < when + ANSWER_HOLDS}
-        self._suspects |= (set(links) & self._links.probed) - self._links.down() - answered
-        if self._suspects and (self._suspect_task is None or self._suspect_task.done()):
-            self._suspect_task = asyncio.create_task(self._probe_suspects(), name="suspect links")
+        self._suspects |= (set(links) & self.links.probed) - self.links.down() - answered
+        if self._suspects and (self.suspect_task is None or self.suspect_task.done()):
+            self.suspect_task = asyncio.create_task(self._probe_suspects(), name="suspect links")
 
     async def links_respond(self, links: Collection[int], within: float) -> bool:
         """True if new probes come through all these links, both ways, within the given seconds.  A probe lost here does
         not count against its link, since a long queue may delay it."""
-        await self._listen()  # probes that have arrived so far do not count
-        before, clock = self._links.arrived(), asyncio.get_running_loop().time
+        await self.listen()  # probes that have arrived so far do not count
+        before, clock = self.links.arrived(), asyncio.get_running_loop().time
         again, end = clock(), clock() + within
-        while silent := {number for number in links if not self._links.arrived_since(before, number)}:
+        while silent := {number for number in links if not self.links.arrived_since(before, number)}:
             if clock() >= end:
                 return False
             if clock() >= again:
                 await self._send_over(silent, counted=False)
                 again = clock() + REPEAT_INTERVAL
             await asyncio.sleep(SUSPECT_INTERVAL)
-            await self._listen()
+            await self.listen()
         return True
 
     async def discover(self) -> dict[End, End]:
         """Where the links between switches lead, found by probes sent now: the receiving end, by the sending end.
 
         An end whose probes arrive nowhere within DISCOVER_TIMEOUT is left out; its losses do not count."""
-        await self._listen()  # probes that have arrived so far do not count
-        self._links.seen.clear()
+        await self.listen()  # probes that have arrived so far do not count
+        self.links.seen.clear()
         clock, up = asyncio.get_running_loop().time, [t.name for t in self._targets.values() if t.is_up]
         end = again = clock()
         end += DISCOVER_TIMEOUT
-        while unseen := self._links.unseen(up):
+        while unseen := self.links.unseen(up):
             if clock() >= again:
                 if again >= end:
                     break
                 await self._send_over(unseen, counted=False)  # some links lose packets, on purpose or not
                 again = clock() + REPEAT_INTERVAL
             await asyncio.sleep(SUSPECT_INTERVAL)
-            await self._listen()
-        return dict(self._links.seen)
+            await self.listen()
+        return dict(self.links.seen)
 
     async def close(self) -> None:
         """Cancel what is under way."""
         if self._recheck is not None:
             self._recheck.cancel()
-        if self._suspect_task is not None:
-            self._suspect_task.cancel()
-            await asyncio.gather(self._suspect_task, return_exceptions=True)
+        if self.suspect_task is not None:
+            self.suspect_task.cancel()
+            await asyncio.gather(self.suspect_task, return_exceptions=True)
         await self._control.close()
 
     async def _probe_suspects(self) -> None:
@@ -254,8 +255,8 @@ class Liveness:
         try:
             if self._control.judged & self._suspects:
                 await self._control.consider(stalled=self._suspects)
-            await self._listen()
-            before, answered, late, began = self._links.arrived(), False, False, clock()
+            await self.listen()
+            before, answered, late, began = self.links.arrived(), False, False, clock()
             while self._suspects:
                 end = clock() + SUSPECT_INTERVAL * (2 if late else 1)
                 counted, late = True, False
@@ -265,18 +266,18 @@ class Liveness:
                     counted, late = False, late or self._silent.late
                     self._compare()
                 await asyncio.gather(self._excuses.consider(), self._silent.look(self._suspects))
-                lost = self._suspects & self._links.down()
+                lost = self._suspects & self.links.down()
                 if lost:
                     await self._control.consider(stalled=lost)
                     lost -= self._control.judged
                 if lost and not answered:
                     log.warning("no suspect link answers: none is judged by that")
-                    self._links.reset(lost | self._suspects)
+                    self.links.reset(lost | self._suspects)
                     self._suspects.clear()
                 elif lost and (spared := await self._silent.spare(lost)):
                     log.warning("not judged by the probes that were lost, since other packets come in: %s", ", ".join(
                         f"{a} - {b}" for a, b in (self._fabric.links[number].ends for number in sorted(spared))))
-                    self._links.reset(spared)
+                    self.links.reset(spared)
                     lost -= spared
                 self._suspects -= lost
                 self._compare()
@@ -295,27 +296,27 @@ class Liveness:
         clock = asyncio.get_running_loop().time
         # nothing can be sent over the others, and the switch that is down is known to be
         self._suspects = {number for number in self._suspects
-                          if all(self._targets[end.node].is_heard for end in self._links.ends(number, 0))}
-        began, arrived = clock(), self._links.arrived()
+                          if all(self._targets[end.node].is_heard for end in self.links.ends(number, 0))}
+        began, arrived = clock(), self.links.arrived()
         witnesses, probes = self._silent.witnesses(self._suspects), self._silent.wanted(self._suspects)
         up, now = self._clients(), time.monotonic()
         await self._send(chain.from_iterable(  # before the witnesses' probes, whose arrival ends the round
-            self._links.round(up, [number for number in probes if probes[number] > sent], counted=False, short=False,
+            self.links.round(up, [number for number in probes if probes[number] > sent], counted=False, short=False,
                               now=now)
             for sent in range(1, max(probes.values(), default=1))
         ))
         await self._send_over(self._suspects, counted=counted, short=counted, wake=counted, witnesses=witnesses)
         await asyncio.sleep(least)
-        await self._listen()
+        await self.listen()
         end = clock() + min(MOST_TICK - least, SUSPECT_INTERVAL)
         while clock() < end and not self._silent.is_over(self._suspects, witnesses, arrived):
             await asyncio.sleep(POLL)
-            await self._listen()
-        answers = {number for number in self._suspects if self._links.arrived_since(before, number)}
+            await self.listen()
+        answers = {number for number in self._suspects if self.links.arrived_since(before, number)}
         self._answered.update(dict.fromkeys(answers, clock()))
         self._suspects -= answers
         if silent := await self._silent.find(probes, witnesses, arrived, began):
-            self._links.take_down(silent)
+            self.links.take_down(silent)
             self._suspects -= silent
         return bool(answers)
 
@@ -326,10 +327,10 @@ class Liveness:
 
     async def _judge(self) -> None:
         """Take in what has come, and spare links of which missing probes tell nothing."""
-        await self._listen()
+        await self.listen()
         await self._excuses.consider()
         stuck, self._stuck = self._stuck, set()
-        await self._control.consider(self._links.about_to_be_lost(), stuck)
+        await self._control.consider(self.links.about_to_be_lost(), stuck)
 
     def _clients(self) -> dict[str, Client]:
         """The sessions of the switches that can be told something."""
@@ -360,7 +361,7 @@ class Liveness:
                 found[name] = tasks[name].result()
         return found, {name for name, task in tasks.items() if task in late}
 
-    async def _listen(self) -> None:
+    async def listen(self) -> None:
         """Process what has come in, in as many turns of the event loop as that takes."""
         count = 0
         for name, target in self._targets.items():
@@ -369,7 +370,7 @@ class Liveness:
             packets = target.client.packets
             while not packets.empty():
                 packet = packets.get_nowait()
-                problem = self._links.receive(name, packet.port, packet.payload, packet.arrived)
+                problem = self.links.receive(name, packet.port, packet.payload, packet.arrived)
                 if problem and problem not in self._miswired:
                     self._miswired.add(problem)
                     log.error("%s", problem)
@@ -385,9 +386,9 @@ class Liveness:
         where they were lost, and with ``wake`` questions to the hosts at switches whose links are in doubt."""
         up, now = self._clients(), time.monotonic()
         await self._send(chain(
-            self._links.arp_probes(up, self._links.down() | self._suspects if wake else ()),
-            self._links.round(up, only, counted=counted, short=short, now=now),
-            self._links.round(up, witnesses, counted=False, short=False, now=now),
+            self.links.arp_probes(up, self.links.down() | self._suspects if wake else ()),
+            self.links.round(up, only, counted=counted, short=short, now=now),
+            self.links.round(up, witnesses, counted=False, short=False, now=now),
         ))
 
     async def _send(self, probes: Iterator[Probe]) -> None:
@@ -419,6 +420,6 @@ class Liveness:
     def _compare(self) -> None:
         now = self.links_down()
         if now.keys() != self._outages.links.keys():
-            self._changed()
+            self.changed()
         elif now != self._outages.links:  # nothing is planned anew for another reason alone
             self._outages.tell_links(now)

@@ -191,7 +191,7 @@ class SilentControl:
         """
         heard = {number for number in judged if self._near_and_far(number) is not None}
         # whether none passes is known sooner than of each
-        some = bool(heard) and await self._passes(sorted(heard), some=True)
+        some = bool(heard) and await self.passes(sorted(heard), some=True)
         passing, later, began = set[int](), set[int](), self._clock()
         # doubtful ones first, and of each kind those that the last looks had no time for
         order = sorted(heard, key=lambda number: (number not in doubtful, self._judged_at.get(number, 0.0), number))
@@ -200,7 +200,7 @@ class SilentControl:
                 later.add(number)
                 continue
             self._judged_at[number] = self._clock()
-            if await self._passes([number]):
+            if await self.passes([number]):
                 passing.add(number)
         passed, hopeful, now = set(passing), passing | later, self._clock()
         stalled = {number for number, (since, _) in self._stalled.items() if now >= since + STALLED}
@@ -218,7 +218,7 @@ class SilentControl:
         near, far = (b, a) if self._targets[a.node].silence else (a, b)
         return (near, far) if self._is_heard(near) else None
 
-    async def _passes(self, numbers: Collection[int], *, some: bool = False) -> bool:
+    async def passes(self, numbers: Collection[int], *, some: bool = False) -> bool:
         """Send packets over links to silent switches.  Returns whether enough of them came out again, some by each of
         the links themselves; with ``some``, whether any did."""
         over = [ends for number in numbers if (ends := self._near_and_far(number)) is not None]

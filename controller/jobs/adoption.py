@@ -123,11 +123,12 @@ class Adoption:
             raise Refusal(Code.FAILED_PRECONDITION, f"{who} is of the fabric {record.fabric!r}: expected "
                                                     f"{self._fabric.name!r}. Give the rank this fabric's controllers")
         if shown.value not in self._reading:
-            self._reading[shown.value] = asyncio.create_task(asyncio.to_thread(self._compared, record, who))
+            self._reading[shown.value] = asyncio.create_task(asyncio.to_thread(self.compared, record, who))
             self._reading[shown.value].add_done_callback(lambda _: self._reading.pop(shown.value))
         return await asyncio.shield(self._reading[shown.value])
 
-    def _compared(self, record: Record, who: str) -> Borne:
+    def compared(self, record: Record, who: str) -> Borne:
+        """What `borne_out` returns, computed on the calling thread."""
         entities = self._entries(record, who) if record.streams else {}
         found = {(name, epoch): (self._targets[name].found or {}).get(epoch)
                  for epoch, by_switch in entities.items() for name in by_switch}

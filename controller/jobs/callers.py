@@ -69,7 +69,7 @@ class Callers:
         self._callers: dict[str, Caller] = {}
         """Callers by token; empty: the fabric has no credentials."""
         self._where: dict[str, str] = {}
-        self._limits: dict[tuple[Caller, str], RateLimit] = {}
+        self.limits: dict[tuple[Caller, str], RateLimit] = {}
         """The rates of callers at their addresses, those that asked last at the end."""
         self._lock = threading.Lock()
         self._warnings = RateLimit(WARNING_RATE, 1)
@@ -161,10 +161,10 @@ class Callers:
 
     def _limit(self, caller: Caller, where: str) -> RateLimit:
         with self._lock:
-            limit = self._limits.pop((caller, where), None) or RateLimit(READ_RATE, READ_BURST)
-            if len(self._limits) >= MAX_LIMITS:
-                del self._limits[next(iter(self._limits))]
-            self._limits[caller, where] = limit
+            limit = self.limits.pop((caller, where), None) or RateLimit(READ_RATE, READ_BURST)
+            if len(self.limits) >= MAX_LIMITS:
+                del self.limits[next(iter(self.limits))]
+            self.limits[caller, where] = limit
         return limit
 
     def _warn(self, method: str, wanted: str, got: str) -> None:

@@ -84,21 +84,21 @@ class Jobs:
         self._closing = self._stands_back = self._noticing = False
         self.registry = Registry()
         self.totals = Totals()
-        self._background = Background()
+        self.background = Background()
         self._thread = PlanningThread()
-        self._placement = TreePlacement(fabric, allocator, installer, liveness, drains, self._thread)
-        self._recovery = Recovery(fabric, self._placement, self._thread, liveness, self.registry, self.totals,
+        self.placement = TreePlacement(fabric, allocator, installer, liveness, drains, self._thread)
+        self.recovery = Recovery(fabric, self.placement, self._thread, liveness, self.registry, self.totals, self._lose,
+                                 note)
+        self._opening = Opening(fabric, self.placement, self.registry, self.recovery.background, note)
+        self._planning = Planning(fabric, allocator, installer, liveness, drains, self.placement, self.recovery,
+                                  self.registry, self.totals, self.background, self._thread, self._end,
                                   self._lose, note)
-        self._opening = Opening(fabric, self._placement, self.registry, self._recovery.background, note)
-        self._planning = Planning(fabric, allocator, installer, liveness, drains, self._placement, self._recovery,
-                                  self.registry, self.totals, self._background, self._thread, self._end,
-                                  self._lose, note)
-        self._reforming = Reforming(self._begin_successor, fabric.path_mtu)
+        self.reforming = Reforming(self.begin_successor, fabric.path_mtu)
 
     @property
     def is_changing(self) -> bool:
         """True if trees of some job are planned anew, or their leftovers on switches are not removed yet."""
-        return bool(self._recovery.background)
+        return bool(self.recovery.background)
 
     def all(self) -> list[Job]:
         """Every job that `netfold status` shows, running ones first."""
@@ -122,7 +122,7 @@ class Jobs:
             if held.name == request.job:
                 check_owner(held, tenant)
         if request.joining:
-            return await self._plan_of(*await self._reforming.wait_to_join(request, tenant))
+            return await self._plan_of(*await self.reforming.wait_to_join(request, tenant))
         job = self.registry.named.get(request.job)
         if job is not None and job.state in ("leaving", "broken"):
             self.registry.retire(job)
@@ -175,10 +175,10 @@ class Jobs:
         if job.is_group:
             refuse(Code.FAILED_PRECONDITION, f"{job}: its ranks cannot go on by themselves: those of its job do, and "
                                              "make its groups anew")
-        place = await self._reforming.reform(job, request)
+        place = await self.reforming.reform(job, request)
         return Reformed() if place is None else Reformed(await self._plan_of(*place))
 
-    def _begin_successor(self, job: Job, successor: Job) -> None:
+    def begin_successor(self, job: Job, successor: Job) -> None:
         """Begin the incarnation as which a job's ranks go on; the one before ends before the switches get entries.
         Raises Refusal where another job has the name, which must not be lost sight of."""
         other = self.registry.named.get(job.name)
@@ -219,15 +219,15 @@ class Jobs:
         since its queue pairs are in error.  Raises Refusal."""
         job = self.registry.find(request)
         if request.broken:
-            self._recovery.broken(job, request.rank, request.broken)
+            self.recovery.broken(job, request.rank, request.broken)
         else:
-            self._recovery.suspect(job)
+            self.recovery.suspect(job)
         return Done()
 
     def notice(self) -> None:
         """Check all jobs after something went down or came up: some may need or get other trees."""
         if not self._stands_back:
-            self._recovery.notice(self.registry.active())
+            self.recovery.notice(self.registry.active())
 
     async def wait_for_rounds(self, timeout: float) -> None:
         """Wait until no job stands still for new trees, at most so many seconds."""
@@ -237,7 +237,7 @@ class Jobs:
 
     async def resume(self, request: Resume) -> Plan:
         """A halted rank waits for its new plan.  Raises Refusal."""
-        return await self._recovery.resume(self.registry.find(request), request)
+        return await self.recovery.resume(self.registry.find(request), request)
 
     async def connect(self, request: Connect) -> Connected:
         """The second step of an RC rank: its queue pairs, for entries.  Raises Refusal."""
@@ -266,7 +266,7 @@ class Jobs:
             said = RankLeft(request.rank, join.address, host.name if host else "", request.last)
             job.said[request.rank] = said
             job.broadcast(said, but=job.leaving)  # whoever is about to leave as well has no operation any more
-        self._recovery.abort_if_ranks_gone(job)
+        self.recovery.abort_if_ranks_gone(job)
         if request.rank in job.watchers:
             job.watchers[request.rank].put_nowait(None)
         if job.is_connecting:
@@ -312,7 +312,7 @@ class Jobs:
             if request.rank in job.left:
                 pass  # nothing is lost with it: the switches need not be asked, by each of thousands of ranks
             elif self._standstill.was_recent:
-                self._background.begin(self._lose_if_primary(job, request.rank), f"{job}: rank {request.rank} has gone")
+                self.background.begin(self._lose_if_primary(job, request.rank), f"{job}: rank {request.rank} has gone")
             elif not self._closing:
                 self._lose_watched(job, request.rank)
 
@@ -346,9 +346,9 @@ class Jobs:
             self._note("adopted", job.name, f"{job.world} ranks, from the controller before this one")
             job.ticket = request.ticket
         job.awaited.discard(request.rank)
-        if not self._recovery.register(job, request.planned, request.round, folds=request.folds):
+        if not self.recovery.register(job, request.planned, request.round, folds=request.folds):
             job.reason = "the controller died while its ranks went over to TCP"
-            self._background.begin(self._end(job), f"end of {job}")
+            self.background.begin(self._end(job), f"end of {job}")
             refuse(Code.FAILED_PRECONDITION, f"{job}: {job.reason}; join anew")
         log.info("%s: rank %d has registered, %d to come", job, request.rank, len(job.awaited))
         job.notify()
@@ -381,8 +381,8 @@ class Jobs:
 
     async def settle(self) -> None:
         """Wait for background work to end."""
-        await self._background.wait()
-        await self._recovery.close()
+        await self.background.wait()
+        await self.recovery.close()
         self._thread.shutdown()
 
     async def drop(self, name: str) -> bool:
@@ -414,13 +414,13 @@ class Jobs:
         job.broadcast(lost)
         leaving.settled(job, rank)
         job.notify()
-        self._recovery.abort_if_ranks_gone(job)
+        self.recovery.abort_if_ranks_gone(job)
         for group in self.registry.groups_of(job):
             if group.state == "gathering" and rank in group.members:
-                self._background.begin(self._finish(group, f"{job}: rank {rank}: {why}"), f"end of {group}")
+                self.background.begin(self._finish(group, f"{job}: rank {rank}: {why}"), f"end of {group}")
         if job.is_connecting or (job.is_empty and (job.planning is None or job.planning.done())):
             # in the background, since the task that noticed is being cancelled itself
-            self._background.begin(self._end(job), f"end of {job}")
+            self.background.begin(self._end(job), f"end of {job}")
 
     async def _lose_if_primary(self, job: Job, rank: int) -> None:
         """A rank's Watch was over when this process had stood still: the rank may have gone to a later controller, of
@@ -467,7 +467,7 @@ class Jobs:
             if not job.is_empty:
                 job.broadcast(JobEndedEvent(job.reason or "its ranks have joined anew"))
             job.broadcast(None)
-        self._recovery.abort_if_ranks_gone(job)
+        self.recovery.abort_if_ranks_gone(job)
         why = f"{job} has ended: {job.reason or 'its ranks have left'}; join anew"
         if job.step is not None:
             job.step.abort(Refusal(Code.FAILED_PRECONDITION, why))
@@ -476,14 +476,14 @@ class Jobs:
             job.ready.exception()  # asyncio would complain about an exception that nobody retrieved
         job.notify()
         # the caller may stop waiting (a rank's call has a deadline): entries and slots are freed all the same
-        await asyncio.shield(self._background.begin(self._clear(job, why), f"end of {job}"))
+        await asyncio.shield(self.background.begin(self._clear(job, why), f"end of {job}"))
 
     async def _clear(self, job: Job, why: str) -> None:
         """End the groups of a job that has ended, and remove what switches hold of it."""
         for group in self.registry.groups_of(job):
             await self._finish(group, f"{job}, of which it is a group, has ended")
-        await self._placement.leave(job)
-        await self._recovery.clear(job, why)
+        await self.placement.leave(job)
+        await self.recovery.clear(job, why)
         log.info("%s: epoch %d ended", job, job.epoch)
         if job.slots:
             self._notice_soon()  # other jobs may have room to move now

@@ -83,11 +83,11 @@ class Recovery:
     ) -> None:
         self._fabric = fabric
         self._placement = placement
-        self._thread = thread
+        self.thread = thread
         self._liveness = liveness
         self._registry = registry
         self._totals = totals
-        self._lose = lose
+        self.lose = lose
         self._note = note
         self._looks_again: dict[int, bool] = {}
         """The jobs, by epoch, of which is looked whether they should move: whether to look once more, as something has
@@ -224,7 +224,7 @@ class Recovery:
         """RC ranks that have not connected in time after their plans are lost."""
         if step.is_open:
             for rank in step.missing:
-                self._lose(job, rank, f"it has not connected its queue pairs within {self._fabric.lease:g} s after its "
+                self.lose(job, rank, f"it has not connected its queue pairs within {self._fabric.lease:g} s after its "
                                       "plan (Connect)")
 
     async def clear(self, job: Job, why: str) -> None:
@@ -358,7 +358,7 @@ class Recovery:
         draft, resumes = copy.copy(job), dict(here.resumes)
         draft.rounds, draft.streams = here.number, rewound(job.streams, resumes)
         draft.announced = draft.streams
-        made = await self._thread.run(plans.make, self._fabric, self._registry.key, draft,
+        made = await self.thread.run(plans.make, self._fabric, self._registry.key, draft,
                                       _staying(job, draft.streams))
         if here.plans.done() or here.resumes != resumes or here.number != draft.rounds or job.state == "finished":
             return []

@@ -75,8 +75,8 @@ class Reforming:
     ) -> None:
         self._begin = begin
         self._path_mtu = path_mtu
-        self._clock = clock
-        self._newcomers: dict[tuple[str, str], list[Newcomer]] = {}
+        self.clock = clock
+        self.newcomers: dict[tuple[str, str], list[Newcomer]] = {}
         """Ranks that wait to join, by tenant and job, in the order in which they came."""
 
     async def wait_to_join(self, request: Join, tenant: Tenant) -> Place:
@@ -85,12 +85,12 @@ class Reforming:
         if (request.rank, request.world) != (0, 1):
             refuse(Code.INVALID_ARGUMENT, f"{who}: rank and world: expected 0 and 1, which the plan will change, got "
                                           f"{request.rank} and {request.world}")
-        of_tenant = [waiting for (owner, _), waiting in self._newcomers.items() if owner == tenant.name]
+        of_tenant = [waiting for (owner, _), waiting in self.newcomers.items() if owner == tenant.name]
         if sum(map(len, of_tenant)) >= MAX_NEWCOMERS:
             refuse(Code.RESOURCE_EXHAUSTED, f"{who}: {MAX_NEWCOMERS} ranks of this tenant wait to join already")
         key = tenant.name, request.job
         mine = Newcomer(request, asyncio.get_running_loop().create_future())
-        self._newcomers.setdefault(key, []).append(mine)
+        self.newcomers.setdefault(key, []).append(mine)
         log.info("%s waits until the ranks of the job grow", who)
         try:
             async with asyncio.timeout(request.timeout):
@@ -99,15 +99,15 @@ class Reforming:
             raise Refusal(Code.DEADLINE_EXCEEDED, f"{who} waited {request.timeout:g} s, and its ranks have not let it "
                                                   "in. Do they call grow()? Is this the name of their job?") from None
         finally:
-            if mine in self._newcomers.get(key, ()):
-                self._newcomers[key].remove(mine)
-            if not self._newcomers.get(key):
-                self._newcomers.pop(key, None)
+            if mine in self.newcomers.get(key, ()):
+                self.newcomers[key].remove(mine)
+            if not self.newcomers.get(key):
+                self.newcomers.pop(key, None)
 
     async def reform(self, job: Job, request: Reform) -> Place | None:
         """Wait for the other ranks of a job.  Returns the rank's place in the next incarnation, or None where the job
         goes on as it was.  Raises Refusal."""
-        rank, until = request.rank, self._clock() + request.timeout
+        rank, until = request.rank, self.clock() + request.timeout
         if job.state not in ("active", "leaving", "broken"):
             refuse(Code.FAILED_PRECONDITION, f"{job}, rank {rank}: expected a job that runs, got one that is "
                                              f"{job.state}")
@@ -153,7 +153,7 @@ class Reforming:
         """Decide, where all that are there have asked, or the time of the one that calls is up and it is of the
         majority.  Returns the seconds after which it is to be called again at the latest; 0: its time is up in vain.
         """
-        asked, gone, now = set(here.asked), job.left | job.lost.keys(), self._clock()
+        asked, gone, now = set(here.asked), job.left | job.lost.keys(), self.clock()
         waits = waits_for(job.world, asked, gone)
         if not is_majority(job.world, asked, gone):
             here.majority_since = None
@@ -188,7 +188,7 @@ class Reforming:
         is_whole = len(ranks) == job.world
         lets_in = is_whole and all(here.asked[rank].grows for rank in ranks)
         key = job.tenant.name, job.name
-        waiting = [one for one in self._newcomers.get(key, ()) if not one.admitted.done()] if lets_in else []
+        waiting = [one for one in self.newcomers.get(key, ()) if not one.admitted.done()] if lets_in else []
         if lets_in and not waiting:
             here.decided.set_result(None)
             job.notify()

@@ -146,15 +146,15 @@ class PathService:
         self._fabric: Fabric = steering.fabric
         self._jobs = jobs
         self._graph = graph
-        self._replan = Shared(replan)
+        self.replan = Shared(replan)
         self._table = Shared(self._read_table)
         self._read_unpinned = unpinned
-        self._links_respond = links_respond
-        self._sleep = sleep
+        self.links_respond = links_respond
+        self.sleep = sleep
         self._version = 0
         self._view: View | None = None
         """The fabric of the present version; None until a path is planned on it."""
-        self._planner = PathPlanner(steering)
+        self.planner = PathPlanner(steering)
         self._changed = asyncio.Event()
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -191,7 +191,7 @@ class PathService:
         for task in self._tasks:
             task.cancel()
         self.changed()
-        self._planner.close()
+        self.planner.close()
 
     # ---- ranks -----------------------------------------------------------------------------------------------------
     async def follow(self, request: Follow) -> AsyncGenerator[Paths, None]:
@@ -199,12 +199,12 @@ class PathService:
         job = self._job(request)
         before: Paths | None = None
         stream = object()
-        with self._planner.stream(request, job), self._told(stream):
+        with self.planner.stream(request, job), self._told(stream):
             while not self._closing:
                 changed = self._changed
-                view = self._current_view()
+                view = self.current_view()
                 carried = trees.tree_loads(view.left, self._jobs.folding_beside(job))
-                found = await self._planner.plan(view, request, job, carried)
+                found = await self.planner.plan(view, request, job, carried)
                 if before is None or msgspec.structs.replace(found, version=before.version) != before:
                     before = found
                     self._pieces[stream] = (job, request.rank, found)
@@ -250,7 +250,7 @@ class PathService:
             log.warning("job %r, rank %d: no answer from rank %d over %s: suspect for %s during %g s",
                         job.name, request.rank, request.peer, end, leaf, SUSPECT_SECONDS)
             self.changed()  # ranks first: the switches' pins do not change
-            await self._replan()
+            await self.replan()
             if self._ending is None or self._ending.done():
                 self._ending = self._start(self._replan_at_ends(), "suspicions end")
         if path not in self._probing:
@@ -267,14 +267,14 @@ class PathService:
     async def _replan_at_ends(self) -> None:
         """Plan again whenever a suspicion may have ended, until there is none; one that was renewed ends later."""
         while (seconds := self._steering.next_end()) is not None:
-            await self._sleep(seconds + 0.01)
-            await self._replan()
+            await self.sleep(seconds + 0.01)
+            await self.replan()
 
     async def _verify_suspicion(self, path: Path, end: End) -> None:
         """Clear a suspicion if probes come through all links of the path.  Where that was done not long ago, the path
         stays suspect, and is used if its leaves have no other one."""
         try:
-            came = await self._links_respond({hop.link for hop in path}, SUSPECT_SECONDS)
+            came = await self.links_respond({hop.link for hop in path}, SUSPECT_SECONDS)
         finally:
             self._probing.discard(path)
         if came and self._steering.may_clear(path):
@@ -286,9 +286,10 @@ class PathService:
             log.warning("probes come through %s to %s, and hosts suspect it again: used where all paths are suspect",
                         end, path[-1].head)
         self.changed()
-        await self._replan()
+        await self.replan()
 
-    def _current_view(self) -> View:
+    def current_view(self) -> View:
+        """The fabric of the present version."""
         if self._view is None:
             self._view = View(self._steering, self._version, *self._steering.usable_parts(self._graph()))
         return self._view
@@ -384,7 +385,7 @@ class PathService:
 
     async def _done(self, what: str) -> Table:
         log.info("%s", what)
-        await self._replan()
+        await self.replan()
         return await self.table(AskTable())
 
     def _end_at(self, link: int, switch: str) -> End:

@@ -95,7 +95,7 @@ class PathPlanner:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paths")
         self._turn = asyncio.Lock()
         self._is_closed = False
-        self._followers: dict[int, Followers] = {}
+        self.followers: dict[int, Followers] = {}
         """By epoch of the job."""
         self._all_ports: dict[str, list[int]] = {}
         self._not_equal: set[int] = set()
@@ -109,7 +109,7 @@ class PathPlanner:
     @contextmanager
     def stream(self, request: Follow, job: Job) -> Iterator[None]:
         """Count a rank's stream while it is open.  Raises Refusal where the rank or its job has too many."""
-        followers = self._followers.setdefault(job.epoch, Followers())
+        followers = self.followers.setdefault(job.epoch, Followers())
         flows, who = sum(map(len, request.steps)), f"{job}, rank {request.rank}"
         if followers.streams[request.rank] >= MAX_FOLLOWS:
             raise Refusal(Code.RESOURCE_EXHAUSTED, f"{who}: expected at most {MAX_FOLLOWS} streams of paths at once; "
@@ -126,7 +126,7 @@ class PathPlanner:
             followers.flows -= flows
             followers.streams[request.rank] -= 1
             if not followers.streams.total():
-                self._followers.pop(job.epoch, None)
+                self.followers.pop(job.epoch, None)
                 self._not_equal.discard(job.epoch)
 
     async def plan(
@@ -137,15 +137,16 @@ class PathPlanner:
         carried  bit/s that other jobs' trees take of links
         """
         hosts = tuple(job.hosts)
-        async with self._followers[job.epoch].turn, self._turn:
+        async with self.followers[job.epoch].turn, self._turn:
             if self._is_closed:
                 raise Refusal(Code.UNAVAILABLE, f"{job}, rank {request.rank}: the controller is ending")
-            work = asyncio.get_running_loop().run_in_executor(self._thread, self._paths, view, request, hosts, carried)
+            work = asyncio.get_running_loop().run_in_executor(self._thread, self.paths, view, request, hosts, carried)
             return await work
 
     # ---- on the thread -----------------------------------------------------------------------------------------------
 
-    def _paths(self, view: View, request: Follow, hosts: Sequence[str], carried: Mapping[int, float]) -> Paths:
+    def paths(self, view: View, request: Follow, hosts: Sequence[str], carried: Mapping[int, float]) -> Paths:
+        """The paths of a rank, by the hosts of all ranks.  Raises Refusal."""
         request = _as_flows(request, len(hosts))
         _check(request, len(hosts))
         steering, here = self._steering, self._steering.leaf_of[hosts[request.rank]]

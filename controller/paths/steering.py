@@ -91,7 +91,7 @@ class Steering:
         """How flows are cut over paths."""
         self.chosen: dict[Pin, int] = {}
         """Ports that the operator has chosen for pins; they count while the port has a live link."""
-        self._clock = clock
+        self.clock = clock
         self._suspected: dict[Path, float] = {}
         self._cleared: dict[Path, float] = {}
         """Path -> time at which its suspicion was last cleared, on ``clock``."""
@@ -102,15 +102,15 @@ class Steering:
         self.whole = self._kind(graph)
         """All paths, including those that are down."""
         self.everything = Up.of(graph)
-        self._climbs = Climbs(graph) if self._kind is Clos else None
-        above = {} if self._climbs is None else self._climbs.up
-        self.names = path_names(self.whole, self._climbs)
+        self.climbs = Climbs(graph) if self._kind is Clos else None
+        above = {} if self.climbs is None else self.climbs.up
+        self.names = path_names(self.whole, self.climbs)
         """The numbers of paths."""
         self._pinned: dict[str, pinning.PinnedNames] = {}
         """The names that each switch with a choice pins, in a fabric that `plans_quickly`."""
-        if self._climbs is not None and self.plans_quickly:
-            self._pinned = pinning.names_of(self._climbs, self.names)
-        self._blocks = {} if self._climbs is None else self._climbs.block_of
+        if self.climbs is not None and self.plans_quickly:
+            self._pinned = pinning.names_of(self.climbs, self.names)
+        self._blocks = {} if self.climbs is None else self.climbs.block_of
         self.tables = PathTables(fabric, {switch: {line.hop.node for line in lines} for switch, lines in above.items()},
                                  self._blocks)
         """Converts plans to entries."""
@@ -130,22 +130,22 @@ class Steering:
     @property
     def plans_quickly(self) -> bool:
         """True if plans consider single pairs of leaves only around failures."""
-        return self._climbs is not None and self._climbs.is_regular
+        return self.climbs is not None and self.climbs.is_regular
 
     # ---- what is known ---------------------------------------------------------------------------------------------
     def suspect(self, path: Path) -> bool:
         """Record or renew the suspicion of a path between leaves without answers.  Returns True if it is new."""
         new = path not in self._active()
-        self._suspected[path] = self._clock() + SUSPECT_SECONDS
+        self._suspected[path] = self.clock() + SUSPECT_SECONDS
         return new
 
     def may_clear(self, path: Path) -> bool:
         """True if a path is suspect and was not cleared within the last CLEAR_INTERVAL."""
-        return path in self._active() and self._clock() >= self._cleared.get(path, -CLEAR_INTERVAL) + CLEAR_INTERVAL
+        return path in self._active() and self.clock() >= self._cleared.get(path, -CLEAR_INTERVAL) + CLEAR_INTERVAL
 
     def clear_suspicion(self, path: Path) -> None:
         """End the suspicion of a path: probes come through its links, so that only a long queue delayed answers."""
-        self._cleared[path] = self._clock()
+        self._cleared[path] = self.clock()
         self._suspected.pop(path, None)
 
     def probed(self, path: Path, came: bool) -> bool:
@@ -156,7 +156,7 @@ class Steering:
 
     def _active(self) -> Iterable[Path]:
         """Suspicions that have not ended."""
-        now = self._clock()
+        now = self.clock()
         self._suspected = {path: until for path, until in self._suspected.items() if until > now}
         self._probed &= self._suspected.keys()
         return self._suspected
@@ -185,7 +185,7 @@ class Steering:
     def next_end(self) -> float | None:
         """Seconds until the next suspicion ends; None if there is none."""
         ends = [self._suspected[path] for path in self._active()]
-        return min(ends) - self._clock() if ends else None
+        return min(ends) - self.clock() if ends else None
 
     def usable_parts(self, graph: nx.MultiGraph[str]) -> tuple[nx.MultiGraph[str], set[SuspectUplink], frozenset[int]]:
         """The present inputs of `usable`: the live graph, suspects, and links that several of them share."""
@@ -339,8 +339,8 @@ class Steering:
     def _routed(self, left: Up) -> tuple[dict[str, Forwarding], LeafSets | None]:
         """Every switch's next hops; in a Clos, what it reaches as well."""
         reach = None
-        if self._climbs is not None:
-            reach = LeafSets(self._climbs, left.links, left.nodes)
+        if self.climbs is not None:
+            reach = LeafSets(self.climbs, left.links, left.nodes)
             hops = {switch: reach.hops(switch) for switch in reach.below}
             found = {switch: Forwarding(default, dict(apart), blocks=self._blocks)
                      for switch, (default, apart) in hops.items()}

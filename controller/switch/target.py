@@ -119,9 +119,9 @@ class Target:
         self._on_change = on_change
         self._on_found = on_found
         self._on_superseded = on_superseded
-        self._desired = Desired()
+        self.desired = Desired()
         self._client: Client | None = None
-        self._busy = asyncio.Lock()
+        self.busy = asyncio.Lock()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._gave_up = False
@@ -161,7 +161,7 @@ class Target:
     async def resume(self) -> None:
         """The switch answers again: write what it lacks."""
         self.silence = ""
-        async with self._busy:
+        async with self.busy:
             await self._reconcile()
 
     @property
@@ -200,7 +200,7 @@ class Target:
 
     def preset(self, parts: Mapping[str, Iterable[Entity] | State]) -> None:
         """Set parts of the desired state before `start`."""
-        self._desired.put({part: state(entities) for part, entities in parts.items()})
+        self.desired.put({part: state(entities) for part, entities in parts.items()})
 
     async def install(self, parts: Mapping[str, Iterable[Entity]]) -> None:
         """Add or replace parts of the desired state, and wait until the switch has them.
@@ -211,14 +211,14 @@ class Target:
         self._installs.append(wanted)
         self._turns.hurry(self)
         try:
-            async with self._busy:
+            async with self.busy:
                 client = self.client
                 try:
-                    self._desired.put(wanted)
+                    self.desired.put(wanted)
                     await self._apply(client)
                 except BaseException as error:
                     for part in wanted:
-                        self._desired.remove(part)
+                        self.desired.remove(part)
                     if isinstance(error, SwitchError) and not self.silence:
                         await self._retry(client)
                     raise
@@ -228,35 +228,35 @@ class Target:
     async def replace(self, parts: Mapping[str, Iterable[Entity] | State]) -> None:
         """Replace parts of the desired state; a switch that is down gets them when it comes back."""
         wanted = {part: state(entities) for part, entities in parts.items()}
-        async with self._busy:
-            held = {part: self._desired.part(part) for part in wanted}
+        async with self.busy:
+            held = {part: self.desired.part(part) for part in wanted}
             if any(held[part] is not entities and held[part] != entities for part, entities in wanted.items()):
-                self._desired.put(wanted)
+                self.desired.put(wanted)
                 await self._reconcile()
 
     async def uninstall(self, parts: Collection[str]) -> None:
         """Remove parts from the desired state; a switch that is down loses them when it comes back.  Work that is under
         way for others alone is not waited for: a program may take minutes to load."""
-        if (self._busy.locked() or self._desired.is_compared) and not any(map(self.has_to_do_with, parts)):
+        if (self.busy.locked() or self.desired.is_compared) and not any(map(self.has_to_do_with, parts)):
             return
         self._removals.append(parts)
         try:
-            async with self._busy:
-                if [part for part in parts if self._desired.remove(part)] or not self._desired.is_compared:
+            async with self.busy:
+                if [part for part in parts if self.desired.remove(part)] or not self.desired.is_compared:
                     await self._reconcile()
         finally:
             self._removals.remove(parts)
 
     def has_to_do_with(self, part: str) -> bool:
         """True if the switch should have a part, or if one of that name is being installed or removed."""
-        return self._desired.part(part) is not None or any(part in those for those in self._installs + self._removals)
+        return self.desired.part(part) is not None or any(part in those for those in self._installs + self._removals)
 
     def claim(self, epoch: int, part: str) -> None:
         """Make what an earlier controller has left of an epoch, in `found`, the part of a job, with nothing to
         write."""
         assert self.found is not None
         del self.found[epoch]
-        self._desired.rename(_left_part(epoch), part)
+        self.desired.rename(_left_part(epoch), part)
 
     async def forget(self, epoch: int) -> None:
         """Remove what an earlier controller has left of an epoch."""
@@ -267,21 +267,21 @@ class Target:
     async def compare(self, *, repair: bool = False) -> tuple[State, list[Update]]:
         """The switch's actual state, read now, and the updates that it lacks; with ``repair`` they are written.  Raises
         SwitchError."""
-        async with self._busy:
+        async with self.busy:
             client = self.client
             actual = await self._read(client)
-            updates = self._desired.lacking()
+            updates = self.desired.lacking()
             if repair:
                 await self._apply(client)
             elif updates:
-                self._desired.unsettle()  # whatever is written next mends this, too
+                self.desired.unsettle()  # whatever is written next mends this, too
             return actual, updates
 
     async def _read(self, client: Client) -> State:
         """Learn the actual state from the switch, and compare it.  Raises SwitchError."""
         actual = await client.read_state(tables.MANAGED)
-        await self._turn(max(len(actual), len(self._desired.all)) // COMPARED)
-        self._desired.compare(actual)
+        await self._turn(max(len(actual), len(self.desired.all)) // COMPARED)
+        self.desired.compare(actual)
         self.entries = len(actual)
         return actual
 
@@ -310,18 +310,18 @@ class Target:
 
     async def _write(self, client: Client) -> None:
         """Write the difference; after a failed or cancelled write, read the actual state first.  Raises SwitchError."""
-        if not self._desired.is_compared:
+        if not self.desired.is_compared:
             await self._read(client)
-        await self._turn(self._desired.size // COMPARED)
-        updates = self._desired.lacking()
+        await self._turn(self.desired.size // COMPARED)
+        updates = self.desired.lacking()
         if updates:
-            self._desired.unsettle()
+            self.desired.unsettle()
             for start in range(0, len(updates), self._turns.size):
                 batch = updates[start : start + self._turns.size]
                 await self._turn(len(batch))
                 await client.write(batch)
-        self._desired.settle()
-        self.entries = len(self._desired.all)
+        self.desired.settle()
+        self.entries = len(self.desired.all)
 
     async def _turn(self, updates: int) -> None:
         """Wait for a turn of the event loop with room for so many updates."""
@@ -343,13 +343,13 @@ class Target:
             return
         actual = await self._read(client)
         await self._turn(len(actual) // COMPARED)
-        desired = self._desired.all
+        desired = self.desired.all
         left = fold_tables.by_epoch(entity for key, entity in actual.items() if key not in desired)
         found = {epoch: state(entities) for epoch, entities in left.items()}
         if found and not self._on_found(found):
             found = {}  # the first write removes it
         self.found, self.was_empty = found, empty
-        self._desired.put({_left_part(epoch): entities for epoch, entities in found.items()})
+        self.desired.put({_left_part(epoch): entities for epoch, entities in found.items()})
         if found:
             log.info("%s: holds entries of jobs of an earlier controller, of the epochs %s", self.name,
                      ", ".join(map(str, sorted(found))))
@@ -363,11 +363,11 @@ class Target:
                 began = self._clock()
                 client = await self._connect()
                 connected = self._clock()
-                async with self._busy:
+                async with self.busy:
                     pushed = await client.ensure_pipeline()
                     self.pushes += pushed
                     loaded = self._clock()
-                    self._desired.unsettle()
+                    self.desired.unsettle()
                     await self._read_jobs(client, empty=pushed)
                     await self._apply(client)
                     self._client, client.on_ports = client, self._on_change

@@ -229,18 +229,18 @@ class Allocator:
     ) -> None:
         self.sizes = sizes
         self._rng = rng = rng or random.SystemRandom()
-        self._slots = {name: Slots(slots) for name in switches}
-        self._flows = {name: Ranges(FLOWS, "flows") for name in self._slots}
-        self._groups = {name: Cycle(1, MAX_GROUP, 1) for name in self._slots}
+        self.slots = {name: Slots(slots) for name in switches}
+        self.flows = {name: Ranges(FLOWS, "flows") for name in self.slots}
+        self._groups = {name: Cycle(1, MAX_GROUP, 1) for name in self.slots}
         self._connections = RandomPool(MIN_CONNECTION, MAX_CONNECTION, rng)
-        self._epochs = RandomPool(1, EPOCHS, rng)
+        self.epochs = RandomPool(1, EPOCHS, rng)
         """Epochs are drawn at random, since slots are never cleared.  If clients could predict an epoch, they could
         leave later packets of it in slots, for which the next job would wait for ever."""
         self._source_ports = defaultdict[str, RandomPool](
             lambda: RandomPool(SOURCE_PORTS[0], SOURCE_PORTS[-1], rng)
         )
         """The UDP source ports of each host: a rank binds its own, which the kernel gives once."""
-        self._bound: dict[tuple[str, int], set[int]] = {}
+        self.bound: dict[tuple[str, int], set[int]] = {}
         """(Host, source port) -> the epochs that have it: two of them while a job's trees are planned anew."""
         self._held: dict[int, dict[NumberPool, set[int]]] = {}
         """The numbers of each epoch, by their pool."""
@@ -249,17 +249,17 @@ class Allocator:
 
     def used(self) -> dict[str, int]:
         """Allocated slots, by switch."""
-        return {name: slots.used for name, slots in self._slots.items()}
+        return {name: slots.used for name, slots in self.slots.items()}
 
     def free(self, trees: Iterable[Tree]) -> int:
         """Slots that are free on that switch of these trees which has the fewest."""
         return min(slots.size - slots.used
-                   for slots in (self._slots[fold.switch] for tree in trees for fold in tree.folds))
+                   for slots in (self.slots[fold.switch] for tree in trees for fold in tree.folds))
 
     def draw(self) -> int:
         """A number for a new job, as no stream has one, nor had lately.  Raises Exhausted."""
-        epoch = self._epochs.allocate("epochs")
-        self._epochs.release(epoch)
+        epoch = self.epochs.allocate("epochs")
+        self.epochs.release(epoch)
         return epoch
 
     def admit(
@@ -281,8 +281,8 @@ class Allocator:
         epochs: list[int] = []
         try:
             for _ in trees:
-                epochs.append(self._epochs.allocate("epochs"))
-                self._held[epochs[-1]] = {self._epochs: {epochs[-1]}}
+                epochs.append(self.epochs.allocate("epochs"))
+                self._held[epochs[-1]] = {self.epochs: {epochs[-1]}}
             if like:
                 return self._again(epochs, trees, groups, like)
             return self._first(epochs, trees, groups, room, rc, lane_bits, udp_ports)
@@ -341,7 +341,7 @@ class Allocator:
         free = True
         connections = frozenset[int]().union(*(holding.connections for holding in found.values()))
         wanted: list[tuple[Cycle | RandomPool, frozenset[int]]] = [
-            (self._epochs, frozenset([epoch])), (self._connections, connections),
+            (self.epochs, frozenset([epoch])), (self._connections, connections),
             *((self._groups[switch], holding.groups) for switch, holding in found.items()),
         ]
         for pool, numbers in wanted:
@@ -355,8 +355,8 @@ class Allocator:
             for host, port in holding.source_ports:
                 self._source_ports[host].take(port)
                 self._bind(epoch, host, port)
-            for cells, ranges in ((self._slots[switch], sorted(holding.ranges)),
-                                  (self._flows[switch], runs(holding.flows))):
+            for cells, ranges in ((self.slots[switch], sorted(holding.ranges)),
+                                  (self.flows[switch], runs(holding.flows))):
                 held = mine.setdefault(cells, set())
                 for base, length in ranges:
                     if base in held and cells.ranges[base] == length:
@@ -378,10 +378,10 @@ class Allocator:
                 for number in numbers:
                     pool.release(number)
             for host, port in self._binds.pop(epoch, ()):
-                epochs_of = self._bound[host, port]
+                epochs_of = self.bound[host, port]
                 epochs_of.remove(epoch)
                 if not epochs_of:
-                    del self._bound[host, port]
+                    del self.bound[host, port]
                     self._source_ports[host].release(port)
 
     def _stream(
@@ -390,8 +390,8 @@ class Allocator:
     ) -> Stream:
         bases, flows, groups = {}, {}, {}
         for fold in tree.folds:
-            bases[fold.switch] = self._range(epoch, fold.switch, self._slots, length)
-            flows[fold.switch] = self._range(epoch, fold.switch, self._flows, _senders(fold))
+            bases[fold.switch] = self._range(epoch, fold.switch, self.slots, length)
+            flows[fold.switch] = self._range(epoch, fold.switch, self.flows, _senders(fold))
             groups[fold.switch] = self._draw(epoch, self._groups[fold.switch], f"multicast groups of {fold.switch}")
         lower = [fold.switch for fold in tree.folds if not fold.is_root]
         return Stream(
@@ -427,7 +427,7 @@ class Allocator:
 
     def _bind(self, epoch: int, host: str, port: int) -> None:
         """An epoch has a host's source port, until it is released."""
-        epochs = self._bound.setdefault((host, port), set())
+        epochs = self.bound.setdefault((host, port), set())
         if epoch not in epochs:
             epochs.add(epoch)
             self._binds.setdefault(epoch, []).append((host, port))

@@ -40,7 +40,7 @@ def test_what_a_process_was_forked_with_stays_out(monkeypatch: pytest.MonkeyPatc
     def refused() -> None:
         raise AssertionError("the pages that the fork shares are touched")
 
-    monkeypatch.setattr(garbage, "_kept", False)
+    monkeypatch.setattr(garbage, "kept", False)
     gc.freeze()
     with monkeypatch.context() as patched:
         patched.setattr(gc, "unfreeze", refused)

@@ -130,10 +130,10 @@ def test_a_controller_that_cannot_prove_itself_is_told_once(
 
     monkeypatch.setattr(rpc, "call", call)
     heart = Heartbeat("unix:/none", b"k" * 32, "", lambda: None)
-    assert [run(heart._question()) for _ in range(4)] == [False] * 4
+    assert [run(heart.ask()) for _ in range(4)] == [False] * 4
     assert [record.args for record in caplog.records] == [("no token",)]
     heart.begin()
-    assert not run(heart._question())
+    assert not run(heart.ask())
     assert "another fabric key" in caplog.text
     assert max(limits) <= HELD / 4, "one lost question is no hang"
 

@@ -55,7 +55,7 @@ async def held(controller: Controller) -> dict[str, bool]:
     """By switch, whether what it holds is what it should hold, read back this moment."""
     found = {}
     for name, target in controller.targets.items():
-        found[name] = await target.client.read_state(tables.MANAGED) == target._desired.all
+        found[name] = await target.client.read_state(tables.MANAGED) == target.desired.all
     return found
 
 
@@ -79,7 +79,7 @@ async def test_switches_hold_what_the_controller_wants(switches: Switches) -> No
             assert [target.pushes for target in controller.targets.values()] == [0] * 4
             assert await held(controller) == dict.fromkeys(names, True)
             assert all(e.table != tables.CONNECTION for t in controller.targets.values()
-                       for e in t._desired.all.values() if hasattr(e, "table"))
+                       for e in t.desired.all.values() if hasattr(e, "table"))
             plans = await together(fabric, 2)
             target = controller.targets["leaf1"]
             switches.kill("leaf1")
@@ -110,7 +110,7 @@ async def test_what_somebody_changed_by_hand_is_shown_and_repaired(switches: Swi
     async with (
         asyncio.timeout(BOUND),
         Controller(fabric, start_timeout=BOUND) as controller,
-        Session("leaf1", switch.grpc, switch.device_id, built, controller._candidacies["leaf1"].number) as hand,
+        Session("leaf1", switch.grpc, switch.device_id, built, controller.candidacies["leaf1"].number) as hand,
     ):
         assert await ask() == []
         assert (await dry_run(fabric, built=built)).writes == []
@@ -143,7 +143,7 @@ async def test_a_later_controller_takes_the_switches_over(
         Controller(second_fabric, start_timeout=BOUND) as second,
     ):
         await until_slowly(lambda: all("to which this one yields" in t.problem for t in first.targets.values()))
-        numbers = "|".join(str(candidacy.number) for candidacy in second._candidacies.values())
+        numbers = "|".join(str(candidacy.number) for candidacy in second.candidacies.values())
         with pytest.raises(Superseded, match=f"election id ({numbers})"):  # of the switch that it names
             await first.run()
         assert len([said for said in caplog.messages if "to which this one yields" in said]) == 1
@@ -177,12 +177,12 @@ async def test_a_switch_that_a_stranger_took_is_claimed_again(switches: Switches
     async with asyncio.timeout(BOUND), Controller(fabric, start_timeout=BOUND) as controller:
         target = controller.targets["leaf1"]
         sessions = target.sessions
-        number = controller._candidacies["leaf1"].number + (1 << 110)
+        number = controller.candidacies["leaf1"].number + (1 << 110)
         async with await Session.open(switch.name, switch.grpc, device_id=switch.device_id, pipeline=built,
                                       election_id=number, timeout=BOUND) as stranger:
             await until_slowly(lambda: f"election id {number}" in target.problem)
             ended = await stranger.ended()
-            assert f"election id {controller._candidacies['leaf1'].number}" in ended
+            assert f"election id {controller.candidacies['leaf1'].number}" in ended
             await until_slowly(lambda: target.is_up)
             assert target.sessions > sessions
             assert target.pushes == 2
@@ -198,7 +198,7 @@ async def test_a_controllers_own_id_repeated_on_another_switch_is_a_strangers(sw
     built = pipeline.of_fabric(fabric)
     async with asyncio.timeout(BOUND), Controller(fabric, start_timeout=BOUND) as controller:
         def answered() -> int:
-            return controller._candidacies["leaf1"].number
+            return controller.candidacies["leaf1"].number
 
         outbid = answered() + (1 << 110)
         async with await Session.open(leaf.name, leaf.grpc, device_id=leaf.device_id, pipeline=built,
@@ -208,7 +208,7 @@ async def test_a_controllers_own_id_repeated_on_another_switch_is_a_strangers(sw
                                       election_id=answered(), timeout=BOUND) as stranger:
             await stranger.ended()
         await until_slowly(lambda: all(target.is_up for target in controller.targets.values()))
-        assert not controller._superseded.is_set()
+        assert not controller.superseded.is_set()
 
 
 async def until_slowly(condition: Callable[[], bool]) -> None:

@@ -184,8 +184,8 @@ async def test_it_takes_over_from_a_controller_that_hangs(tmp_path: Path, health
     waiting, observers, task = await watching(tmp_path)
     for name in ("leaf1", "leaf2"):
         observers[name].sees(True)
-    assert isinstance(waiting._heartbeat, Beats)
-    waiting._heartbeat.says(health)
+    assert isinstance(waiting.heartbeat, Beats)
+    waiting.heartbeat.says(health)
     await idle()
     assert not task.done()
     observers["spine1"].sees(True)
@@ -195,8 +195,8 @@ async def test_it_takes_over_from_a_controller_that_hangs(tmp_path: Path, health
 async def test_a_controller_that_is_at_work_may_lose_all_switches_to_strangers(tmp_path: Path) -> None:
     """It claims them again itself; where it has lost most of them to nobody, it is cut off."""
     waiting, observers, task = await watching(tmp_path)
-    assert isinstance(waiting._heartbeat, Beats)
-    waiting._heartbeat.says("alive")
+    assert isinstance(waiting.heartbeat, Beats)
+    waiting.heartbeat.says("alive")
     for observer in observers.values():
         observer.is_taken(1 << 127)
     await idle()
@@ -290,7 +290,7 @@ async def test_a_switch_whose_certificate_was_renewed_is_still_watched(
     address = f"127.0.0.1:{free_port()}"
     fabric = msgspec.structs.replace(
         fabric, switches=[msgspec.structs.replace(switch, grpc=address) for switch in fabric.switches])
-    (observer,) = Standby(fabric, beats=Beats)._observers
+    (observer,) = Standby(fabric, beats=Beats).observers
     server = ScriptedServer()
     server.primary = 2**64 - 1
 

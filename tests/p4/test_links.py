@@ -34,12 +34,12 @@ async def rounds(controller: Controller, number: int, *, pulled: str = "") -> se
     """Probes so many times, and asks once more what has arrived; each time waits until the probes over every link but
     the pulled one have, which later ones show.  Returns the links that are down."""
     liveness, links = controller.liveness, controller.fabric.links
-    others = {n for n in liveness._links.probed if links[n].a != pulled}
+    others = {n for n in liveness.links.probed if links[n].a != pulled}
     for _ in range(number):
         await liveness.check()
         await liveness.links_respond(others, TRAVEL)
     await liveness.check()
-    return {links[n].a for n in liveness._links.down()}
+    return {links[n].a for n in liveness.links.down()}
 
 
 async def wiring(controller: Controller, expected: list[tuple[str, str]]) -> Cables:

@@ -100,7 +100,7 @@ async def test_suspects_are_not_judged_while_packets_are_dropped(
 
         monkeypatch.setattr(type(r.switches["leaf1"].sessions[-1]), "read_cell", rising)
         r.controller.liveness.suspect({number, answers})
-        task = r.controller.liveness._suspect_task
+        task = r.controller.liveness.suspect_task
         assert task is not None
         while asked < 40:
             assert r.controller.liveness.links_down() == {}

@@ -85,8 +85,8 @@ async def test_a_truer_reason_is_logged_and_told_when_it_comes(
         await checks(FABRIC.misses + 1)
         await until(lambda: said() == [f"down: {lost}"])
         assert await why() == lost
-        planned = r.controller.liveness._changed
-        r.controller.liveness._changed = lambda: plans.append("again")  # type: ignore[method-assign]
+        planned = r.controller.liveness.changed
+        r.controller.liveness.changed = lambda: plans.append("again")  # type: ignore[method-assign]
         cables.cut.clear()
         cables.narrow.add(number)
         await checks(2 * FABRIC.misses + 4)
@@ -94,7 +94,7 @@ async def test_a_truer_reason_is_logged_and_told_when_it_comes(
         assert said()[1].startswith(f"still down: {narrow}"), said()
         assert (await why()).startswith(narrow)
         assert plans == []
-        r.controller.liveness._changed = planned  # type: ignore[method-assign]
+        r.controller.liveness.changed = planned  # type: ignore[method-assign]
         events = [event for event in await client.events(r.fabric.jobs) if event.kind == "link down"]
         assert [event.text.partition(narrow)[0] for event in events] == [lost, "still: "]
         cables.narrow.clear()

@@ -41,7 +41,7 @@ async def suspect(r: Rig, plan: Plan) -> None:
 
 async def inquiry(r: Rig) -> None:
     """Wait until the inquiry after suspected ranks has ended."""
-    task = r.controller.liveness._suspect_task
+    task = r.controller.liveness.suspect_task
     assert task is not None
     await task
 
@@ -99,7 +99,7 @@ async def test_a_round_of_probes_costs_each_switch_a_question_and_a_frame(
         arrived = sorted((name, port) for name, switch in r.switches.items() for port in range(512)
                          if switch.heard >> port & 1)
         assert arrived == ends_between_switches(r)
-        assert liveness._links.missing() == {}
+        assert liveness.links.missing() == {}
 
 
 async def test_some_links_have_their_delay_measured_in_each_round_and_all_in_turns(
@@ -110,13 +110,13 @@ async def test_some_links_have_their_delay_measured_in_each_round_and_all_in_tur
     async with rig(tmp_path) as r:
         Cables(r.fabric, r.switches)
         liveness, sent = r.controller.liveness, requests_of(r, monkeypatch)
-        ways = [(number, way) for number in liveness._links.probed for way in (0, 1)]
+        ways = [(number, way) for number in liveness.links.probed for way in (0, 1)]
         for known in (6, 8):
             sent.clear()
             await liveness.check()
             assert [what for *_, what in sent].count("packet_out") == 2 * 3
-            await liveness._listen()
-            assert len([one for one in ways if liveness._links.delay(one) is not None]) == known
+            await liveness.listen()
+            assert len([one for one in ways if liveness.links.delay(one) is not None]) == known
 
 
 async def test_a_switch_that_tells_nothing_in_time_holds_up_no_other(
@@ -133,7 +133,7 @@ async def test_a_switch_that_tells_nothing_in_time_holds_up_no_other(
         cables.cut.add(link_between(r.fabric, "leaf2", "spine2"))
         for missing in (set[str](), {"leaf1", "leaf2", "spine2"}):
             await liveness.check()
-            assert {end.node for end in liveness._links.missing()} == missing
+            assert {end.node for end in liveness.links.missing()} == missing
 
 
 # ---- suspects --------------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ async def test_where_nothing_answers_no_link_counts_as_down(tmp_path: Path) -> N
         plans = await r.together(4)
         cables.cut.update(range(len(r.fabric.links)))
         await suspect(r, plans[0])
-        task = r.controller.liveness._suspect_task
+        task = r.controller.liveness.suspect_task
         while task is not None and not task.done():
             assert r.controller.liveness.links_down() == {}, "probes on their way count as lost"
             await asyncio.sleep(0)
@@ -251,7 +251,7 @@ async def test_regular_probes_do_not_decide_about_suspect_links(
         await suspect(r, plans[0])
         for _ in range(r.fabric.misses + 1):
             await r.controller.liveness.check()
-        assert len(r.controller.liveness._links.down()) == 4
+        assert len(r.controller.liveness.links.down()) == 4
         assert r.controller.liveness.links_down() == {}
         await r.controller.replan()
         assert r.controller.jobs.all()[0].round is None
@@ -327,7 +327,7 @@ async def test_a_job_stays_where_there_is_no_room_to_move(tmp_path: Path) -> Non
         for bits in reversed(range(14)):
             with contextlib.suppress(Exhausted):
                 while True:
-                    allocator._slots["leaf1"].allocate(1 << bits)
+                    allocator.slots["leaf1"].allocate(1 << bits)
         restart(r, "spine1")
         refused: list[str] = []
         admit = allocator.admit

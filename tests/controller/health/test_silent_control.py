@@ -289,12 +289,12 @@ def test_links_that_a_look_has_no_time_for_are_judged_by_the_next_ones(
     planes.servers["spine1"].mute = True
     links = {planes.link("leaf1", "spine1"), planes.link("leaf2", "spine1")}
     planes.cut = {("leaf1", "spine1"), ("leaf2", "spine1")}
-    original = planes.control._passes
+    original = planes.control.passes
 
     async def passes(numbers: Any, *, some: bool = False) -> bool:
         return some or await original(numbers)
 
-    monkeypatch.setattr(planes.control, "_passes", passes)
+    monkeypatch.setattr(planes.control, "passes", passes)
     assert len(considered(planes)) == 1
     assert considered(planes) == links
 

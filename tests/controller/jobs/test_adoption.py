@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from netfold.controller.switch.entities import Entry
 from netfold.wire import roce
 from netfold.wire.jobs import Done, Halt, JobEndedEvent, Leave, RankLost
 from support.control.controller import BOUND, until
-from support.control.jobs import Code, restarted, rig, watching
+from support.control.jobs import Code, Rig, restarted, rig, watching
 from support.control.recovery import all_resume, connections, lose, restart, streams
 
 pytestmark = pytest.mark.usefixtures("cleaned_at_once")
@@ -55,8 +56,8 @@ async def test_ranks_that_register_at_once_have_the_switches_compared_once_besid
     async with rig(tmp_path) as r:
         plans = await r.together(4)
     async with restarted(r) as r:
-        adoption, loop_thread = r.controller._adoption, threading.get_ident()
-        borne_out, compared = adoption.borne_out, adoption._compared
+        adoption, loop_thread = r.controller.adoption, threading.get_ident()
+        borne_out, compared = adoption.borne_out, adoption.compared
         arrived, threads, all_there = list[int](), list[int](), threading.Event()
 
         async def noted(*shown: Any) -> Any:
@@ -70,7 +71,7 @@ async def test_ranks_that_register_at_once_have_the_switches_compared_once_besid
             assert all_there.wait(BOUND)
             return compared(*shown)
 
-        adoption.borne_out, adoption._compared = noted, held_up  # type: ignore[method-assign]
+        adoption.borne_out, adoption.compared = noted, held_up  # type: ignore[method-assign]
         watchers = await asyncio.gather(*(r.watch(plan) for plan in plans))
         (job,) = r.controller.jobs.all()
         assert (job.name, job.awaited, job.round) == ("j", set(), None)
@@ -344,14 +345,30 @@ async def test_a_ticket_is_held_by_some_ranks_alone(tmp_path: Path) -> None:
         assert sorted(ticket.holders(job)) == [0, 128, 256, 384, 512, 640, 768, 896]
 
 
-async def test_ranks_without_tickets_register_once_one_with_a_ticket_has(tmp_path: Path) -> None:
+def waits_for_tickets(r: Rig, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ranks that wait from now on until another one shows a ticket of their job."""
+    waiting: list[str] = []
+    wait_until = r.controller.adoption.wait_until
+
+    async def noted(known: Callable[[], bool]) -> None:
+        waiting.append("a rank")
+        await wait_until(known)
+
+    monkeypatch.setattr(r.controller.adoption, "wait_until", noted)
+    return waiting
+
+
+async def test_ranks_without_tickets_register_once_one_with_a_ticket_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They wait for it; then the job goes on, and nothing is written."""
     async with rig(tmp_path) as r:
         plans = await r.together(8)
     before = r.held()
     async with restarted(r) as r:
+        begun = waits_for_tickets(r, monkeypatch)
         waiting = [asyncio.create_task(r.watch(plan)) for plan in plans[4:]]
-        await until(lambda: len(r.controller._adoption._changed._waiters) == 4)  # type: ignore[attr-defined]
+        await until(lambda: len(begun) == 4)
         assert not r.controller.jobs.all()
         await r.watch(plans[2])
         watchers = await asyncio.gather(*waiting, *(r.watch(plan) for plan in (plans[0], plans[1], plans[3])))
@@ -363,15 +380,18 @@ async def test_ranks_without_tickets_register_once_one_with_a_ticket_has(tmp_pat
         await until(r.base_only)
 
 
-async def test_ranks_whose_tickets_are_all_gone_are_refused_in_the_end(tmp_path: Path) -> None:
+async def test_ranks_whose_tickets_are_all_gone_are_refused_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When the grace is over nobody can bring the job; whoever comes later is refused at once, and a liar before."""
     async with rig(tmp_path) as r:
         plans = await r.together(8)
     async with restarted(r) as r:
         liar = msgspec.structs.replace(watching(plans[7]), secret=plans[6].rank_secret)
         assert (await r.watch_refusal(liar)).code() is Code.PERMISSION_DENIED
+        begun = waits_for_tickets(r, monkeypatch)
         waits = asyncio.create_task(r.watch_refusal(watching(plans[7])))
-        await until(lambda: len(r.controller._adoption._changed._waiters) == 1)  # type: ignore[attr-defined]
+        await until(lambda: len(begun) == 1)
         await r.controller.jobs.end_grace()
         for error in (await waits, await r.watch_refusal(watching(plans[7]))):
             assert error.code() is Code.FAILED_PRECONDITION

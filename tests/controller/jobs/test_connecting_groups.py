@@ -169,7 +169,7 @@ async def test_an_idle_group_of_nics_keeps_its_slots(tmp_path: Path, monkeypatch
         world, _ = await folding(r, ALL_RC)
         made = await group(r, world, (0, 2), 200)
         watchers = [await r.watch(plan) for plan in made]
-        for slots in r.controller.allocator._slots.values():  # nothing is free beside it
+        for slots in r.controller.allocator.slots.values():  # nothing is free beside it
             while slots.used < 16384:
                 slots.allocate(128)
         for plan in made:

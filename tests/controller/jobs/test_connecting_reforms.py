@@ -53,7 +53,7 @@ async def test_ranks_with_nics_go_on_without_a_lost_one_and_with_a_new_one(tmp_p
         assert min(entries) >= ELSEWHERE
         new = asyncio.create_task(r.call("Join", r.join(
             0, 1, kind="rc", joining=True, address=r.fabric.hosts[1].address)))
-        await until(lambda: bool(r.controller.jobs._reforming._newcomers))
+        await until(lambda: bool(r.controller.jobs.reforming.newcomers))
         calls = [asyncio.create_task(goes_on(plan, grows=True)) for plan in after]
         grown = await connected(r, [*calls, new], 2 * ELSEWHERE)
         assert [(plan.rank, plan.world) for plan in grown] == [(0, 4), (1, 4), (2, 4), (3, 4)]

@@ -180,7 +180,7 @@ async def test_an_idle_group_makes_room_for_another(tmp_path: Path, monkeypatch:
         world = await r.together(4)
         made = await group(r, world, (0, 2))
         watchers = [await r.watch(plan) for plan in made]
-        for slots in r.controller.allocator._slots.values():  # nothing is free beside them
+        for slots in r.controller.allocator.slots.values():  # nothing is free beside them
             while slots.used < 16384:
                 slots.allocate(128)
 

@@ -151,7 +151,7 @@ async def test_a_job_that_is_started_anew_while_it_is_planned_holds_nothing(tmp_
     """Its ranks go away before it has slots, and come again at once: it gets none after its end."""
     async with rig(tmp_path) as r:
         jobs, free = r.controller.jobs, threading.Event()
-        busy = asyncio.create_task(jobs._thread.run(free.wait))
+        busy = asyncio.create_task(jobs.recovery.thread.run(free.wait))
         try:
             joins = [asyncio.create_task(r.call("Join", r.join(rank, 4))) for rank in range(4)]
             await until(lambda: [job.state for job in jobs.all()] == ["planning"])

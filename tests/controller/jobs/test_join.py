@@ -88,7 +88,7 @@ async def test_a_rank_that_goes_away_when_its_job_loses_the_name_takes_it_from_n
         gone = asyncio.create_task(jobs.join(r.join(1)))
         await until(lambda: r.waiting() == 1)
         successor = Job("j", 1, joins={0: job.joins[0]})
-        jobs._begin_successor(job, successor)
+        jobs.begin_successor(job, successor)
         gone.cancel()
         await asyncio.wait([gone])
         assert jobs.registry.named["j"] is successor

@@ -168,7 +168,7 @@ async def test_a_switch_that_a_job_does_not_use_holds_up_no_rank_that_leaves(tmp
         await until(lambda: not other.is_up)
         gate = r.switches["leaf2"].gate = asyncio.Event()
         restart(r, "leaf2")
-        await until(other._busy.locked)
+        await until(other.busy.locked)
         try:
             await asyncio.gather(*(r.leave(plan) for plan in plans))
             assert set(r.controller.allocator.used().values()) == {0}

@@ -81,7 +81,7 @@ async def test_leftovers_of_a_round_that_has_failed_go_with_the_job(tmp_path: Pa
         watcher.die()
         await until(lambda: not job.stands_still)
         before = 0 if job.round is None else job.round.number  # a look at spine1 meanwhile makes one, too
-        r.controller.jobs._recovery.broken(job, 0, "a timeout")
+        r.controller.jobs.recovery.broken(job, 0, "a timeout")
         assert job.round is not None
         assert job.round.number == before + 1
         gate.set()

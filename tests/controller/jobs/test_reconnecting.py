@@ -186,7 +186,7 @@ async def test_what_else_happens_when_a_job_is_to_move_back_begins_no_second_rou
         assert {tree.name for tree in after[0].trees} == {"spine1", "spine2"}
         await until(lambda: {entry["epoch"] for name in ("leaf1", "leaf2") for entry in rc_entries(r, name)}
                     == set(job.parts.values()))
-        assert all(watcher._events.empty() for watcher in watchers)
+        assert not any(watcher.has_heard for watcher in watchers)
         for plan in after:
             await r.leave(plan)
         await empty(r)
@@ -208,7 +208,7 @@ def test_a_rank_that_dies_while_the_trees_are_planned_ends_the_round(
             held = set(job.parts.values())
 
             def full(*args: Any, **kwargs: Any) -> list[slots.Stream]:
-                if held & allocator._held.keys():
+                if any(map(allocator.holds, held)):
                     raise Exhausted("the old ones are there still")
                 return admit(*args, **kwargs)
 

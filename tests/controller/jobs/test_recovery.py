@@ -258,7 +258,7 @@ async def test_a_change_while_a_job_is_looked_at_has_it_looked_at_once_more(
     async with rig(tmp_path) as r:
         await r.together(4)
         (job,) = r.controller.jobs.all()
-        rounds, placement = r.controller.jobs._recovery, r.controller.jobs._placement
+        rounds, placement = r.controller.jobs.recovery, r.controller.jobs.placement
         looks: list[Job] = []
 
         async def look(seen: Job) -> str:
@@ -286,13 +286,13 @@ async def test_what_has_just_come_back_is_not_steady_before_its_hold_has_begun(t
         liveness, target = r.controller.liveness, r.controller.targets["spine1"]
         restart(r, "spine1")
         await until(lambda: target.is_up)
-        assert liveness._damping.next_release() is None, "not noted yet"
+        assert liveness.damping.next_release() is None, "not noted yet"
         for is_noted in (False, True):
             if is_noted:
-                await until(lambda: liveness._damping.next_release() is not None)
+                await until(lambda: liveness.damping.next_release() is not None)
             assert "spine1" in liveness.graph()
             assert "spine1" not in liveness.graph(steady=True)
-            r.controller.jobs._recovery.notice([job])
+            r.controller.jobs.recovery.notice([job])
             await until(lambda: not r.controller.jobs.is_changing)
             assert (job.rounds, job.stands_still, job.stay_reason) == (1, False, "")
 
@@ -305,8 +305,8 @@ async def test_a_rank_that_stops_waiting_while_plans_are_made_is_waited_for_once
         lose(r, "spine1")
         (job,) = r.controller.jobs.all()
         await until(lambda: job.stands_still)
-        recovery, makes, goes_on = r.controller.jobs._recovery, asyncio.Event(), asyncio.Event()
-        thread = recovery._thread
+        recovery, makes, goes_on = r.controller.jobs.recovery, asyncio.Event(), asyncio.Event()
+        thread = recovery.thread
 
         class Held:
             async def run(self, *work: Any) -> Any:
@@ -315,7 +315,7 @@ async def test_a_rank_that_stops_waiting_while_plans_are_made_is_waited_for_once
                 await goes_on.wait()
                 return made
 
-        recovery._thread = Held()  # type: ignore[assignment]
+        recovery.thread = Held()  # type: ignore[assignment]
         going = asyncio.create_task(all_resume(r, plans, ahead=dict.fromkeys(range(4), 7)))
         await makes.wait()
         assert job.round is not None
@@ -344,12 +344,12 @@ async def test_a_job_whose_rank_dies_before_it_begins_to_move_back_stays(tmp_pat
         lose(r, "spine1")
         await all_resume(r, plans)
         (job,) = r.controller.jobs.all()
-        await back_and_then(r, "spine1", job, lambda recovery: recovery._lose(job, 3, "it is gone"))
+        await back_and_then(r, "spine1", job, lambda recovery: recovery.lose(job, 3, "it is gone"))
         await until(lambda: not r.controller.jobs.is_changing)
         for watcher in watchers[:3]:
             assert await watcher.next() == Halt(1, "spine1 is down")
             assert isinstance(await watcher.next(), RankLost)
-            assert watcher._events.empty()
+            assert not watcher.has_heard
         assert job.rounds == 1
         assert not job.stands_still
         assert connections(r, "spine1") == set()

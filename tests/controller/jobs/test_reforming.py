@@ -41,7 +41,7 @@ async def all_wait(r: Rig, plans: list[Plan], monkeypatch: pytest.MonkeyPatch) -
     (job,) = r.controller.jobs.all()
     await until(lambda: job.gathering is not None and len(job.gathering.asked) == len(plans))
     assert not job.lost
-    monkeypatch.setattr(r.controller.jobs._reforming, "_clock", lambda: time.monotonic() + BOUND)
+    monkeypatch.setattr(r.controller.jobs.reforming, "clock", lambda: time.monotonic() + BOUND)
     job.notify()
     return await asking
 
@@ -222,7 +222,7 @@ async def test_ranks_that_wait_are_let_in_when_all_grow(tmp_path: Path) -> None:
         mine = r.join(0, 1, joining=True, address=r.fabric.hosts[2].address, tcp="10.0.0.1:99")
         waits = asyncio.create_task(r.call("Join", mine))
         other = asyncio.create_task(r.refusal(msgspec.structs.replace(mine, lane_bits=8)))
-        await until(lambda: sum(map(len, r.controller.jobs._reforming._newcomers.values())) == 2)
+        await until(lambda: sum(map(len, r.controller.jobs.reforming.newcomers.values())) == 2)
         after = await all_ask(r, plans, grows=True, finished=5)
         new = await waits
         assert [plan.rank for plan in (*after, new)] == [0, 1, 2]
@@ -239,7 +239,7 @@ async def test_nobody_is_let_in_while_somebody_is_lost(tmp_path: Path) -> None:
         plans = await r.together(3)
         watchers = [await r.watch(plan) for plan in plans]
         waits = asyncio.create_task(r.call("Join", r.join(0, 1, joining=True, address=r.fabric.hosts[3].address)))
-        await until(lambda: bool(r.controller.jobs._reforming._newcomers))
+        await until(lambda: bool(r.controller.jobs.reforming.newcomers))
         watchers[0].die()
         await until(lambda: 0 in r.controller.jobs.all()[0].lost)
         after = await all_ask(r, plans[1:], grows=True)
@@ -256,7 +256,7 @@ async def test_a_rank_that_waits_in_vain_is_refused_by_name(tmp_path: Path) -> N
         assert (code, "grow()" in words) == (Code.DEADLINE_EXCEEDED, True)
         code, words = await r.refusal(r.join(1, 4, joining=True))
         assert (code, "expected 0 and 1" in words) == (Code.INVALID_ARGUMENT, True)
-        assert r.controller.jobs._reforming._newcomers == {}
+        assert r.controller.jobs.reforming.newcomers == {}
 
 
 async def test_survivors_of_a_dead_controller_go_on_by_the_next_one(

@@ -52,14 +52,14 @@ async def test_ranks_that_went_to_a_later_controller_are_not_lost(
 
         async def confirm() -> None:
             if succeeded:
-                r.controller._on_superseded("a later controller has leaf1")
+                r.controller.supersede("a later controller has leaf1")
 
         monkeypatch.setattr(r.controller.installer, "confirm", confirm)
         watchers[1].die()
         (job,) = r.controller.jobs.all()
         if succeeded:
-            await until(r.controller._superseded.is_set)
-            await until(lambda: not r.controller.jobs._background)
+            await until(r.controller.superseded.is_set)
+            await until(lambda: not r.controller.jobs.background)
             assert not job.lost
         else:
             await until(lambda: bool(job.lost))
@@ -83,5 +83,5 @@ async def test_ranks_that_leave_after_a_standstill_cost_the_switches_nothing(
         monkeypatch.setattr(r.controller.installer, "confirm", confirm)
         await asyncio.gather(*map(r.leave, plans))
         assert [await watcher.next() for watcher in watchers] == [None] * 4
-        await until(lambda: not r.controller.jobs._background)
+        await until(lambda: not r.controller.jobs.background)
         assert not asked

@@ -44,7 +44,7 @@ async def test_secrets_of_ended_jobs_open_nothing_of_another_tenants_job(
         old = await r.together(2, job="train")
         for plan in old:
             await r.leave(plan)
-        monkeypatch.setattr(r.controller.allocator._epochs, "allocate", lambda what: old[0].epoch)
+        monkeypatch.setattr(r.controller.allocator.epochs, "allocate", lambda what: old[0].epoch)
         act_as(r, "blue")
         new = await r.together(2, job="train")
         assert new[0].epoch == old[0].epoch

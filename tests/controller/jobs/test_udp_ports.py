@@ -122,7 +122,7 @@ async def test_trees_that_one_rank_cannot_use_are_taken_off_the_switches(tmp_pat
         answers = [await r.call("Opened", opened(plans[3], "a port"), AllOpened), *await asyncio.gather(*some)]
         await until(lambda: not written(r))
         assert set(r.controller.allocator.used().values()) == {0}
-        assert not r.controller.allocator._bound
+        assert not r.controller.allocator.bound
         status = (await r.controller.status()).jobs[0]
         assert (status.state, status.trees, status.reason) == ("active", [], "rank 3 cannot fold: a port")
         assert [answer.lacking for answer in answers] == [{3: "a port"}] * 4
@@ -130,7 +130,7 @@ async def test_trees_that_one_rank_cannot_use_are_taken_off_the_switches(tmp_pat
         assert len(tickets) == 1
         assert tickets != {plans[0].ticket.value}
         key = r.controller.jobs.registry.key
-        record = r.controller.jobs._adoption.record(
+        record = r.controller.adoption.record(
             Watch("j", 0, plans[0].epoch, plans[0].rank_secret, answers[0].ticket), key)
         assert record.streams == []
         assert await r.call("Opened", opened(plans[0]), AllOpened) == answers[0], "again, since the answer was lost"

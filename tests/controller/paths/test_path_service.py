@@ -219,8 +219,8 @@ async def test_each_end_of_a_suspicion_is_planned_once(tmp_path: Path, monkeypat
     async with rig(tmp_path) as r:
         plan = (await r.together(4))[0]
         service = r.controller.paths
-        monkeypatch.setattr(r.controller.steering, "_clock", lambda: now)
-        for name, stand_in in {"_sleep": sleep, "_replan": replan, "_links_respond": silent}.items():
+        monkeypatch.setattr(r.controller.steering, "clock", lambda: now)
+        for name, stand_in in {"sleep": sleep, "replan": replan, "links_respond": silent}.items():
             monkeypatch.setattr(service, name, stand_in)
         for second in range(120):
             for port in [SPINE1] if second % 6 else [SPINE1, SPINE2]:
@@ -235,7 +235,8 @@ async def test_each_end_of_a_suspicion_is_planned_once(tmp_path: Path, monkeypat
         assert 40 <= replans <= 80, "of 20 new suspicions, and of some 40 ends"
         now += 10
         sleeps.pop()[1].set_result(None)
-        await asyncio.wait_for(asyncio.shield(service._ending), WAIT)  # type: ignore[arg-type]  # there is one
+        (ending,) = (task for task in asyncio.all_tasks() if task.get_name() == "suspicions end")
+        await asyncio.wait_for(asyncio.shield(ending), WAIT)
         assert not r.controller.steering.suspects()
 
 
@@ -250,7 +251,7 @@ async def test_a_path_that_is_suspected_anew_is_probed_anew(tmp_path: Path, monk
     async with rig(tmp_path) as r:
         plan = (await r.together(4))[0]
         service = r.controller.paths
-        monkeypatch.setattr(service, "_links_respond", probed)
+        monkeypatch.setattr(service, "links_respond", probed)
         for rounds in (1, 2):
             for _ in range(3):
                 await service.suspect(Suspect(plan.job, 0, plan.epoch, 2, SPINE1, plan.rank_secret))

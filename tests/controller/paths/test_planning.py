@@ -153,16 +153,16 @@ async def test_the_loop_serves_others_while_paths_are_planned(tmp_path: Path, mo
 async def test_jobs_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job whose ranks all ask at once delays another one by one plan, not by all of its own."""
     order: list[str] = []
-    real = PathPlanner._paths
+    real = PathPlanner.paths
 
     def noted(self: PathPlanner, view: View, request: Follow, *rest: Any) -> Paths:
         order.append(request.job)
         return real(self, view, request, *rest)
 
-    monkeypatch.setattr(PathPlanner, "_paths", noted)
+    monkeypatch.setattr(PathPlanner, "paths", noted)
     async with rig(tmp_path) as r:
         greedy, modest = await r.together(4, job="greedy"), await r.together(2, job="modest")
-        planner, view = r.controller.paths._planner, r.controller.paths._current_view()
+        planner, view = r.controller.paths.planner, r.controller.paths.current_view()
         jobs = {job.name: job for job in r.controller.jobs.all()}
 
         async def plan(one: Plan) -> None:
@@ -190,13 +190,13 @@ async def test_streams_that_wait_for_their_turn_end_with_the_controller(
     async with rig(tmp_path) as r:
         plans, others = await r.together(4), await r.together(4, job="other")
         monkeypatch.setattr(planners, "plan", slow)
-        planner = r.controller.paths._planner
+        planner = r.controller.paths.planner
         first = follow(r, plans[0])
         reads = [asyncio.ensure_future(first.read())]
         try:
             assert await asyncio.to_thread(begun.wait, BOUND)
             reads += [asyncio.ensure_future(follow(r, plan).read()) for plan in [*plans[1:], *others]]
-            await until(lambda: sum(job.streams.total() for job in planner._followers.values()) == len(reads))
+            await until(lambda: sum(job.streams.total() for job in planner.followers.values()) == len(reads))
             r.controller.paths.close()
         finally:
             go_on.set()
@@ -248,7 +248,7 @@ async def test_streams_and_flows_that_a_job_holds_are_bounded(tmp_path: Path, mo
         assert "at most 3 streams of paths" in await refused(r, plans[0])
         await follow(r, plans[1]).read()
         streams.pop().cancel()
-        followers = r.controller.paths._planner._followers[plans[0].epoch]
+        followers = r.controller.paths.planner.followers[plans[0].epoch]
         async with asyncio.timeout(BOUND):
             while followers.streams[0] > 2:
                 await asyncio.sleep(0.001)

@@ -149,7 +149,7 @@ def test_a_clos_is_pinned_as_if_each_pair_of_leaves_were_pinned(fabric: Fabric, 
     live paths a connection takes whose own is not to be used, and, in pods, where packets of a dead path are hashed."""
     graph = damaged(fabric, data, most=3)
     by_sets, by_pairs = Steering(fabric), Steering(fabric)
-    by_pairs._climbs.is_regular = False  # type: ignore[union-attr]
+    by_pairs.climbs.is_regular = False  # type: ignore[union-attr]
     pairs = [(a, b) for a in by_sets.whole.leaves for b in by_sets.whole.leaves if a != b]
     for a, b in data.draw(st.lists(st.sampled_from(pairs), max_size=3)):
         try:

@@ -137,8 +137,12 @@ def test_p4c_compiles_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     small = tmp_path / "small.p4"
     small.write_text(basic())
     first = pipeline.build("bmv2", small)
+    tells_its_version = tmp_path / "bin" / pipeline.P4C
+    tells_its_version.parent.mkdir()
+    tells_its_version.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {shutil.which(pipeline.P4C)} "$1"\nexit 1\n')
+    tells_its_version.chmod(0o755)
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "_p4c", None)
+        patch.setenv("PATH", str(tells_its_version.parent), prepend=":")
         assert pipeline.build("bmv2", small) == first
     passes = shutil.copytree(Path(lighten.__file__).parent, tmp_path / "passes")
     (passes / "masks.py").write_text("# changed")

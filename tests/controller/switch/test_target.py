@@ -88,7 +88,7 @@ async def test_removing_a_part_waits_for_nothing_but_what_is_under_way_with_that
     for work in (lambda: target.install({"job": [route(2, 2)]}), lambda: target.uninstall(["job"])):
         switch.gate = asyncio.Event()
         under_way = asyncio.create_task(work())
-        await until(target._busy.locked)
+        await until(target.busy.locked)
         removals = [asyncio.create_task(target.uninstall([part])) for part in ("other", "job")]
         for _ in range(5):
             await asyncio.sleep(0)

@@ -247,7 +247,7 @@ async def test_without_tokens_an_address_that_asks_too_often_costs_no_other_one_
         for sources, expected in (("1111", flooded), ("2221", flooded), ("34", [200, 200])):
             found = [await asyncio.to_thread(asked, f"127.0.0.{source}") for source in sources]
             assert (sources, found) == (sources, expected)
-        assert len(known._limits) == 2
+        assert len(known.limits) == 2
     finally:
         await server.stop()
 

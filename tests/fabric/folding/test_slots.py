@@ -20,21 +20,24 @@ from netfold.wire.roce import LaneOperation
 from support.fabrics.plans import admitted, allocator_of, fabrics_and_ranks
 
 
-def test_numbers_of_a_job_cannot_be_told_from_those_of_another() -> None:
+def test_numbers_of_a_job_cannot_be_told_from_those_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two controllers draw other queue pairs and first PSNs, and no two neighbours follow one another; where no
     generator is injected, it is the operating system's."""
     fabric = leafspine(2, 2, 4)
     names = [switch.name for switch in fabric.switches]
     ranks = [host.name for host in fabric.hosts]
     seen: list[set[int]] = []
-    assert isinstance(Allocator(names, Sizes(64, 8))._rng, random.SystemRandom)
+    drawn: list[list[Stream]] = []
     for seed in range(2):
         streams = admitted(fabric, ranks, Allocator(names, Sizes(64, 8), random.Random(seed)))
         numbers = [number for stream in streams for number in (*stream.connections, *stream.up.values())]
         assert not any(b - a == 1 for a, b in itertools.pairwise(numbers))
         assert len({stream.psn for stream in streams}) == len(streams)
         seen.append({*numbers, *(stream.psn for stream in streams)})
+        drawn.append(streams)
     assert not seen[0] & seen[1]
+    monkeypatch.setattr(random, "SystemRandom", lambda: random.Random(1))
+    assert admitted(fabric, ranks, Allocator(names, Sizes(64, 8))) == drawn[1]
 
 
 @given(fabrics_and_ranks(), st.integers(1, 4), st.integers(0, 2**32))
@@ -140,7 +143,7 @@ def test_rc_ranks_have_a_ring_of_their_own_and_every_sender_has_its_flow(
         assert max(held) < FLOWS
     for epoch in epochs:
         allocator.release(epoch)
-    assert all(not cells.used for cells in allocator._flows.values())
+    assert all(not cells.used for cells in allocator.flows.values())
 
 
 @given(fabrics_and_ranks(), st.integers(1, 4), st.integers(0, 2**32))
@@ -174,24 +177,24 @@ def test_no_two_jobs_have_the_same_source_port_of_a_host(
     for one in again:
         for switch, entities in fold_tables.fold_entries(fabric, hosts, one).items():
             assert later.reserve(one.epoch, {switch: fold_tables.holding(names, entities)})
-    known = {key: set(epochs) for key, epochs in later._bound.items()}
+    known = {key: set(epochs) for key, epochs in later.bound.items()}
     later.release(*(one.epoch for one in again))
-    assert not later._bound
+    assert not later.bound
     assert all(later.reserve(one.epoch, holdings([one, other]))  # what an epoch has already is its own
                for _ in range(2) for one, other in zip(again[::2], again[1::2], strict=True))
-    assert later._bound == known == {(host, port): {stream.epoch} for stream in again
+    assert later.bound == known == {(host, port): {stream.epoch} for stream in again
                                      for host, port in zip(ranks, stream.source_ports, strict=True)}
     taken = {host: {port for name, port in known if name == host} for host in ranks}
     take(admitted(fabric, ranks, later))
     for epoch in epochs:
         allocator.release(epoch)
-    assert not allocator._bound
+    assert not allocator.bound
 
 
 def test_a_switch_without_flows_left_refuses_with_figures() -> None:
     """Flows run out as slots do, by name and with figures."""
     allocator = Allocator(["leaf1"], Sizes(16, 8), random.Random(1))
     fabric = leafspine(1, 0, 4)
-    allocator._flows["leaf1"].take(0, FLOWS - 5)
+    allocator.flows["leaf1"].take(0, FLOWS - 5)
     with pytest.raises(Exhausted, match=r"leaf1 has no 4 flows in a row, 1 of 16384 are free in all"):
         admitted(fabric, ["h1", "h2", "h3", "h4"], allocator)

@@ -43,6 +43,11 @@ class Watcher:
             raise event
         return event
 
+    @property
+    def has_heard(self) -> bool:
+        """True if an event has come that `next` has not returned yet."""
+        return not self._events.empty()
+
     def die(self) -> None:
         """End the rank without a word to the controller."""
         self._call.cancel()

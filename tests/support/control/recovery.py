@@ -57,11 +57,11 @@ def connections(r: Rig, name: str) -> set[int]:
 async def back_and_then(r: Rig, name: str, job: Job, then: Callable[[Recovery], object]) -> None:
     """Bring a switch back whose return lets a job move by choice, and do something else between the moment in which
     that is noticed and the one in which the job begins to move."""
-    jobs, recovery = r.controller.jobs, r.controller.jobs._recovery
+    jobs, recovery = r.controller.jobs, r.controller.jobs.recovery
     await until(lambda: not recovery.background)  # or the round before would notice it at its end
     noticed, jobs.notice = jobs.notice, lambda: None  # type: ignore[method-assign]
     restart(r, name)
-    while recovery.background or not await jobs._placement.reason_to_move(job):
+    while recovery.background or not await jobs.placement.reason_to_move(job):
         await asyncio.sleep(0)
     recovery.notice([job])
     then(recovery)
