@@ -60,7 +60,7 @@ def before_connecting(
         for place, rank in enumerate(stream.ranks):
             mine[rank].append((stream, place))
     return [
-        Plan(job.name, job.epoch, rank, job.world, [], _trees(fabric, mine[rank], hosts, staying), job.reason, [],
+        Plan(job.name, job.epoch, rank, job.world, [], rank_trees(fabric, mine[rank], hosts, staying), job.reason, [],
              job.rate, [], [], _path_mtu(fabric, job), number, job.secret,
              fabric_key.rank_secret(key, job.tenant.name, job.name, job.epoch, rank),
              job.ticket if rank in holders else Secret(), bool(holders) and rank not in holders, addresses,
@@ -91,7 +91,7 @@ def _path_mtu(fabric: Fabric, job: Job) -> int:
     return next((join.path_mtu for join in job.joins.values() if join.path_mtu), fabric.path_mtu)
 
 
-def _trees(
+def rank_trees(
     fabric: Fabric, mine: Sequence[tuple[slots.Stream, int]], hosts: Sequence[Host], staying: Collection[int] = ()
 ) -> list[RankTree]:
     """The trees as one rank sees them: it sends contributions to the next rank that folds with it, and receives

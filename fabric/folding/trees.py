@@ -136,15 +136,15 @@ def plan(
             raise NoTree(f"rank {rank}: no link to {host} is up")
         leaf = next(iter(links[host]))
         leaves.append((leaf, Child(host, _port(links, leaf, host), rank)))
-    near, wanted = _neighbours(graph), {leaf for leaf, _ in leaves}
-    nearest, depth = _nearest(near, wanted)
+    near, wanted = neighbours(graph), {leaf for leaf, _ in leaves}
+    nearest, depth = nearest_to(near, wanted)
     if not nearest:
         raise NoTree(f"no switch reaches all {len(ranks)} ranks over links that are up")
     candidates = [switch for switch in near if switch in nearest]
     candidates = [switch for switch in candidates if graph.nodes[switch]["role"] == "spine"] or candidates
     place = {root: place for place, root in enumerate(candidates)}
     preferred = sorted(_interleaved(near, candidates), key=lambda root: (root not in roots, folding.get(root, 0)))
-    within = _within(near, wanted, depth)
+    within = switches_within(near, wanted, depth)
     trees = [_tree(links, near, root, leaves, within) for root in preferred[:max(CANDIDATES, most)]]
     fitting = [tree for tree in trees if all(len(fold.children) <= MAX_CHILDREN for fold in tree.folds)]
     if not fitting:
@@ -154,7 +154,7 @@ def plan(
     return sorted(_weighted(links, fitting, carried, most, roots), key=lambda tree: place[tree.root])
 
 
-def _neighbours(graph: nx.MultiGraph[str]) -> Neighbours:
+def neighbours(graph: nx.MultiGraph[str]) -> Neighbours:
     """The switches beside each switch, with the rate of the best link between them: read out of the graph once, and of
     one that is frozen once for all jobs."""
     if (found := _known.get(graph)) is not None:
@@ -163,7 +163,7 @@ def _neighbours(graph: nx.MultiGraph[str]) -> Neighbours:
     if whole is None:
         found = _read_neighbours(graph)
     else:  # most of it is as there
-        before, known = dict(whole.adjacency()), _neighbours(whole)
+        before, known = dict(whole.adjacency()), neighbours(whole)
         found = {switch: known[switch] if beside is before[switch] else _read_beside(beside, known)
                  for switch, beside in graph.adjacency() if switch in known}
     if getattr(graph, "frozen", False):  # what networkx.freeze leaves
@@ -180,7 +180,7 @@ def _read_beside(beside: Mapping[str, Any], switches: Collection[str]) -> list[t
     return [(other, _rate(links[best(links)])) for other, links in beside.items() if other in switches]
 
 
-def _nearest(near: Neighbours, wanted: set[str]) -> tuple[set[str], int]:
+def nearest_to(near: Neighbours, wanted: set[str]) -> tuple[set[str], int]:
     """The switches from which the farthest of the ``wanted`` ones is the fewest links away, and how many those are;
     empty where none reaches all of them."""
     reached = {switch: {switch} for switch in wanted if switch in near}
@@ -196,7 +196,7 @@ def _nearest(near: Neighbours, wanted: set[str]) -> tuple[set[str], int]:
     return set(), 0
 
 
-def _within(near: Neighbours, wanted: set[str], depth: int) -> list[set[str]]:
+def switches_within(near: Neighbours, wanted: set[str], depth: int) -> list[set[str]]:
     """The switches that are at most 0, 1, ... ``depth`` links away from one of the ``wanted`` ones."""
     within = [wanted]
     for _ in range(depth):
@@ -219,9 +219,9 @@ def _tree(
     """The breadth-first tree from a root that reaches all leaves.
 
     leaves       the switch of each rank, and the rank as its child
-    near_leaves  as of `_within`, up to the distance of the farthest leaf from the root
+    near_leaves  as of `switches_within`, up to the distance of the farthest leaf from the root
     """
-    parent = _parents(near, root, near_leaves)
+    parent = parents_of(near, root, near_leaves)
     children: dict[str, list[Child]] = {root: []}
     within = {root}
     for leaf, rank in leaves:
@@ -242,11 +242,12 @@ def _tree(
     return Tree(root, 1.0, tuple(folds))
 
 
-def _parents(near: Neighbours, start: str, within: Sequence[set[str]]) -> dict[str, str]:
+def parents_of(near: Neighbours, start: str, within: Sequence[set[str]]) -> dict[str, str]:
     """The parents of the switches of a breadth-first tree, as far as those that are wanted need them: of equally near
     ones that with the fastest link, and the first found of those.
 
-    within  as of `_within`: a switch that is too far from all wanted ones for what is left of the depth leads to none
+    within  as of `switches_within`: a switch that is too far from all wanted ones for what is left of the depth leads
+            to none
     """
     parent: dict[str, str] = {}
     layer = [start]

@@ -36,11 +36,11 @@ class ShortestPaths(PathGraph):
     def __init__(self, graph: nx.MultiGraph[str], **options: Any) -> None:
         super().__init__(graph, **options)
         self._switches = [node for node, kind in graph.nodes(data="kind") if kind == "switch"]
-        self._near: dict[str, Near] = defaultdict(lambda: defaultdict(list))
+        self.near: dict[str, Near] = defaultdict(lambda: defaultdict(list))
         for a, b, number in sorted(self._cables, key=lambda cable: cable[2]):
-            self._near[a][b].append(Hop(number, a, b))
-            self._near[b][a].append(Hop(number, b, a))
-        self._side_by_side = max((len(hops) for near in self._near.values() for hops in near.values()), default=1)
+            self.near[a][b].append(Hop(number, a, b))
+            self.near[b][a].append(Hop(number, b, a))
+        self._side_by_side = max((len(hops) for near in self.near.values() for hops in near.values()), default=1)
         """Most parallel links between two neighbours: as many paths may have the same switches."""
         self._distances: dict[str, dict[str, int]] = {}
         self._choices: dict[tuple[str, str], list[Way]] = {}
@@ -72,13 +72,13 @@ class ShortestPaths(PathGraph):
     def _has_choice(self, switch: str, destination: str) -> bool:
         known = self._choice_at.get((switch, destination))
         if known is None:
-            nearest = self._distance(destination)
-            nearer = sum(len(hops) for far, hops in self._near[switch].items() if nearest[far] < nearest[switch])
+            nearest = self.distances(destination)
+            nearer = sum(len(hops) for far, hops in self.near[switch].items() if nearest[far] < nearest[switch])
             known = self._choice_at[switch, destination] = nearer > 1
         return known
 
     def _find(self, source: str, destination: str) -> list[Way]:
-        there = self._distance(destination)
+        there = self.distances(destination)
         if source not in there or {source, destination} & self._dead_switches:
             return []
         half = (there[source] + 1) // 2
@@ -107,8 +107,8 @@ class ShortestPaths(PathGraph):
 
     def _choose(self, at: str, to: str, name: str, layer: int) -> Hop:
         """The hop of a named path at one of its switches, towards another."""
-        nearest = self._distance(to)
-        nearer = {far: hops for far, hops in self._near[at].items() if nearest[far] < nearest[at]}
+        nearest = self.distances(to)
+        nearer = {far: hops for far, hops in self.near[at].items() if nearest[far] < nearest[at]}
         free = {far: left for far, hops in nearer.items()
                 if (left := [hop for hop in hops if hop.link not in self._barred])}
         found = free or nearer
@@ -127,18 +127,18 @@ class ShortestPaths(PathGraph):
         """The switches that this one reaches, by their distance, sorted."""
         if switch not in self._rings:
             rings: dict[int, list[str]] = defaultdict(list)
-            for far, hops in sorted(self._distance(switch).items()):
+            for far, hops in sorted(self.distances(switch).items()):
                 rings[hops].append(far)
             self._rings[switch] = rings
         return self._rings[switch]
 
-    def _distance(self, switch: str) -> dict[str, int]:
+    def distances(self, switch: str) -> dict[str, int]:
         """Hops to every switch that this one reaches."""
         if switch not in self._distances:
             found = {switch: 0}
             queue = [switch]
             for at in queue:
-                for far in self._near[at]:
+                for far in self.near[at]:
                     if far not in found:
                         found[far] = found[at] + 1
                         queue.append(far)

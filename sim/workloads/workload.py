@@ -191,7 +191,7 @@ def double_binary_tree(hosts: Sequence[int], size: int, *, segment: int = SEGMEN
         raise ValueError(f"double_binary_tree: expected segments of at least 1 byte, got {segment}")
     trees = []
     for shift, half in enumerate((size // 2, size - size // 2)):
-        edges, waits = _tree(n, shift)
+        edges, waits = tree_edges(n, shift)
         count = -(-half // segment)
         sizes = np.minimum(segment, half - segment * np.arange(count))
         before, after, lag = np.array(waits, np.int64).reshape(-1, 3).T
@@ -203,7 +203,7 @@ def double_binary_tree(hosts: Sequence[int], size: int, *, segment: int = SEGMEN
     return beside(trees)
 
 
-def _tree(n: int, shift: int) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]]]:
+def tree_edges(n: int, shift: int) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]]]:
     """The flows of one segment in a tree, as (sender, receiver), and their dependencies, as (flow, the flow that waits
     for it, how many segments later)."""
     parent = collectives.binary_tree(n, shift)

@@ -56,9 +56,9 @@ class Attacked(ModelledFabric):
         assert payload == self.sums[number], f"rank {rank} took packet {number}, which is no sum"
         self.taken += 1
 
-    def _deliver(self, end: End, data: bytes) -> None:
+    def deliver(self, end: End, data: bytes) -> None:
         if end.node in self.engines:
-            super()._deliver(end, data)
+            super().deliver(end, data)
             return
         packet = Packet.parse(data)
         if packet is not None and packet.dst.startswith("198.1") and packet.opcode <= max(Rc):
@@ -72,7 +72,7 @@ class Attacked(ModelledFabric):
             else:
                 self._heard(self.windowed[rank], packet)
             return
-        super()._deliver(end, data)
+        super().deliver(end, data)
 
     def _heard(self, rank: WindowedRank, packet: Packet) -> None:
         number = packet.psn - self.stream.psn & roce.PSN_MASK

@@ -45,7 +45,7 @@ class Leaf:
             write(engine, entity)
         self.hosts = fabric.hosts
         self.ports = {child.rank: child.port for child in fold.children}
-        self.streams = [plans._trees(fabric, [(stream, rank)] * 2, fabric.hosts)[0].data for rank in range(4)]
+        self.streams = [plans.rank_trees(fabric, [(stream, rank)] * 2, fabric.hosts)[0].data for rank in range(4)]
         spine = fabric.switch(stream.tree.root)
         self.down = (spine, fabric.switch(fold.switch), stream.source_ports[0], stream.down[fold.switch])
 

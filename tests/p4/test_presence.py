@@ -365,7 +365,7 @@ class Links(Wires):
         planned = trees.plan(self.fabric.graph(), [host.name for host in self.hosts])[:1]
         stream = allocator.admit(planned, [range(len(self.hosts))])[0]
         self.streams: list[RankStream] = [
-            plans._trees(self.fabric, [(stream, rank)] * 2, self.hosts)[0].data for rank in range(len(self.hosts))]
+            plans.rank_trees(self.fabric, [(stream, rank)] * 2, self.hosts)[0].data for rank in range(len(self.hosts))]
         self.write(tables.merge([tables.clone_sessions(self.fabric),
                                  fold_tables.fold_entries(self.fabric, self.hosts, stream)]))
         self.carried: Counter[End] = Counter()

@@ -184,13 +184,13 @@ def test_the_program_does_what_the_rules_say(
 
 def test_an_answer_to_the_asker_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison itself: against rules by which a NIC's repeat is answered to the NIC, the program differs."""
-    honest = fold_model.ModelSwitch._leaves
+    honest = fold_model.ModelSwitch.leaves
 
     def to_the_asker(self: fold_model.ModelSwitch, to: int, form: fold_model.Form, slot: fold_model.Slot, *,
                      ack_req: bool | None = None) -> fold_model.Out:
         return honest(self, to, "result" if form == "onward" else form, slot, ack_req=ack_req)
 
-    monkeypatch.setattr(fold_model.ModelSwitch, "_leaves", to_the_asker)
+    monkeypatch.setattr(fold_model.ModelSwitch, "leaves", to_the_asker)
     with pytest.raises(AssertionError, match="expected"):
         explore((1, 0, 2), (0, 1), 200, shrink=False)
 
@@ -227,14 +227,14 @@ def test_bmv2_sends_the_same_bytes(tmp_path: Path) -> None:
     network = TerribleNetwork(rng, loss=0.05, duplicate=0.05, reorder=0.05, packet_time=2 * MICROSECOND)
     fabric = ModelledFabric(2, 1, 4, network, size=16)
     frames: list[tuple[int, bytes]] = []
-    honest = fabric._deliver
+    honest = fabric.deliver
 
     def record(end: object, data: bytes) -> None:
         if getattr(end, "node", "") == "leaf1":
             frames.append((getattr(end, "port", 0), data))
         honest(end, data)  # type: ignore[arg-type]
 
-    fabric._arrive = {end: (lambda data, end=end: record(end, data)) for end in fabric.ends}  # type: ignore[misc]
+    fabric.arrive = {end: (lambda data, end=end: record(end, data)) for end in fabric.ends}  # type: ignore[misc]
     try:
         sizes = [4 * 1024, 4 * 1024, 1, 1030, 3000, 2048, 77, 4000]
         allreduce(fabric, {rank: [rng.randbytes(size) for size in sizes] for rank in range(4)}, verb="write",
@@ -284,14 +284,14 @@ def drawn(
     got: dict[str, list[tuple[int, bytes]]] = {}
     machine.build(psn=rng.choice([5, roce.PSN_MASK - 3]), seed=seed)
     try:
-        honest = machine.fabric._deliver
+        honest = machine.fabric.deliver
 
         def record(end: End, data: bytes) -> None:
             if end.node in machine.fabric.engines:
                 got.setdefault(end.node, []).append((end.port, data))
             honest(end, data)
 
-        machine.fabric._arrive = {end: partial(record, end) for end in machine.fabric.ends}
+        machine.fabric.arrive = {end: partial(record, end) for end in machine.fabric.ends}
         for _ in range(120):
             step = rng.randrange(8)
             if step < 3:

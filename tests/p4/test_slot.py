@@ -105,7 +105,7 @@ class Machine(RuleBasedStateMachine):
         allocator = slots.Allocator([s.name for s in fabric.switches], sizes, random.Random(5))
         stream = allocator.admit(planned[:1], [range(world)])[0]
         self.streams: list[RankStream] = [
-            plans._trees(fabric, [(stream, rank)] * 2, self.hosts)[0].data for rank in range(world)
+            plans.rank_trees(fabric, [(stream, rank)] * 2, self.hosts)[0].data for rank in range(world)
         ]
         self.ends = {end: far for link in fabric.links for end, far in (link.ends, link.ends[::-1])}
         self.folds: dict[str, Fold] = {}

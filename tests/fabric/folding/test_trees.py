@@ -94,10 +94,10 @@ def test_trees_stand_in_the_order_of_the_fabrics_switches() -> None:
 def test_the_search_of_a_tree_looks_at_ways_to_its_ranks_alone() -> None:
     """Layers behind the last one with a rank are not searched, nor leaves without one: every switch is tried as a
     root."""
-    near = trees._neighbours(leafspine(40, 8, 80).graph())
-    nearest, depth = trees._nearest(near, {"leaf1", "leaf40"})
+    near = trees.neighbours(leafspine(40, 8, 80).graph())
+    nearest, depth = trees.nearest_to(near, {"leaf1", "leaf40"})
     assert (nearest, depth) == ({f"spine{number}" for number in range(1, 9)}, 1)
-    found = trees._parents(near, "spine1", trees._within(near, {"leaf1", "leaf40"}, depth))
+    found = trees.parents_of(near, "spine1", trees.switches_within(near, {"leaf1", "leaf40"}, depth))
     assert found == {"leaf1": "spine1", "leaf40": "spine1"}
 
 
@@ -133,10 +133,10 @@ def test_trees_take_the_fastest_of_parallel_links() -> None:
 def test_a_tree_prefers_links_without_a_limit() -> None:
     """A tree goes by that of two equally near switches whose links state no rate, not by that with slow ones."""
     fabric = leafspine(2, 3, 2)
-    near = trees._neighbours(msgspec.structs.replace(fabric, links=(
+    near = trees.neighbours(msgspec.structs.replace(fabric, links=(
         Link("spine1:1", "spine3:1", "100mbit"), Link("spine2:1", "spine3:2"), Link("leaf1:1", "spine1:2", "100mbit"),
         Link("leaf1:2", "spine2:2"))).graph())
-    assert trees._parents(near, "spine3", trees._within(near, {"leaf1"}, 2))["leaf1"] == "spine2"
+    assert trees.parents_of(near, "spine3", trees.switches_within(near, {"leaf1"}, 2))["leaf1"] == "spine2"
 
 
 def test_trees_share_no_link_where_fewer_carry_as_much() -> None:

@@ -189,7 +189,7 @@ def test_simulated_trees_run_as_far_ahead_as_the_hosts(family: int) -> None:
     """A segment to a parent waits for the one after which the parent's inbox has room for it."""
     parent = collectives.binary_tree(8, 0)
     children = next(c for p in parent.values() if len(c := [v for v in parent if parent[v] == p]) == family)
-    _, waits = workload._tree(8, 0)
+    _, waits = workload.tree_edges(8, 0)
     number = {child: list(parent).index(child) for child in children}
     expected = []  # by place in the inbox: the place that must be in before, if any
     for segment in range(9):

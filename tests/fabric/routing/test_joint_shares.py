@@ -43,11 +43,11 @@ def by_hops(fabric: Fabric, demands: Mapping[Pair, int]) -> float:
     graph = ShortestPaths(fabric.graph())
     load: dict[Hop, float] = {}
     for (source, destination), sent in demands.items():
-        nearest, at = graph._distance(destination), {source: float(sent)}
+        nearest, at = graph.distances(destination), {source: float(sent)}
         while at:
             onward: dict[str, float] = {}
             for switch, amount in at.items():
-                hops = [hop for far, links in graph._near[switch].items() if nearest[far] < nearest[switch]
+                hops = [hop for far, links in graph.near[switch].items() if nearest[far] < nearest[switch]
                         for hop in links]
                 for hop in hops:
                     load[hop] = load.get(hop, 0.0) + amount / len(hops) / graph.capacity(hop)

@@ -194,12 +194,12 @@ class ModelSwitch:
         if age > 0 or not self._alike(slot, shape, address=packet.reth is not None):
             return []
         if slot.done:
-            return [self._leaves(place, "onward", slot, ack_req=packet.ack_req)]
+            return [self.leaves(place, "onward", slot, ack_req=packet.ack_req)]
         if place not in slot.children:
             return []
         patience = [Out(place, "rnr", flow.lowest)] if lowest == 0 else []
         if slot.children == self.everybody:
-            return [self._leaves(PARENT, "sum", slot, ack_req=packet.ack_req or slot.ack_req), *patience]
+            return [self.leaves(PARENT, "sum", slot, ack_req=packet.ack_req or slot.ack_req), *patience]
         return patience
 
     def _up(self, place: int, packet: Packet) -> list[Out]:
@@ -210,10 +210,10 @@ class ModelSwitch:
             if not self._alike(slot, shape):
                 return []
             if slot.done:
-                return [self._leaves(place, "result", slot, ack_req=packet.ack_req or slot.ack_req)]
+                return [self.leaves(place, "result", slot, ack_req=packet.ack_req or slot.ack_req)]
             if place in slot.children:
                 whole = slot.children == self.everybody
-                return [self._leaves(PARENT, "sum", slot, ack_req=packet.ack_req or slot.ack_req)] if whole else []
+                return [self.leaves(PARENT, "sum", slot, ack_req=packet.ack_req or slot.ack_req)] if whole else []
         return self._add(place, packet, 0)
 
     def _add(self, place: int, packet: Packet, base: int) -> list[Out]:
@@ -236,7 +236,7 @@ class ModelSwitch:
         if self.root:
             slot.done = True
             return self._to_all(slot)
-        return [self._leaves(PARENT, "sum", slot)]
+        return [self.leaves(PARENT, "sum", slot)]
 
     def _down(self, packet: Packet) -> list[Out]:
         slot, age, shape = self._find(packet)
@@ -265,13 +265,13 @@ class ModelSwitch:
         whole = age == 0 and slot.children == self.everybody
         back = [Out(sender, "ask", psn, following(psn))]
         if sender == PARENT:
-            return [self._leaves(PARENT, "sum", slot)] if whole and not slot.done and bare else []
+            return [self.leaves(PARENT, "sum", slot)] if whole and not slot.done and bare else []
         if age < 0:
             return []
         if age > 0:
             return back
         if slot.done:
-            return [self._leaves(sender, "result", slot)] if bare else back
+            return [self.leaves(sender, "result", slot)] if bare else back
         if whole:
             return [Out(PARENT, "ask", psn, following(psn))] if bare else back
         return [] if sender in slot.children else back
@@ -279,9 +279,10 @@ class ModelSwitch:
     # ---- what leaves -----------------------------------------------------------------------------------------------
 
     def _to_all(self, slot: Slot) -> list[Out]:
-        return [self._leaves(place, "result", slot) for place in range(len(self.children))]
+        return [self.leaves(place, "result", slot) for place in range(len(self.children))]
 
-    def _leaves(self, to: int, form: Form, slot: Slot, *, ack_req: bool | None = None) -> Out:
+    def leaves(self, to: int, form: Form, slot: Slot, *, ack_req: bool | None = None) -> Out:
+        """The packet of a slot that leaves in this form."""
         opcode, _, _, offset = slot.shape
         return Out(to, form, slot.psn, 0, opcode, slot.ack_req if ack_req is None else ack_req, slot.lanes, offset,
                    slot.length)

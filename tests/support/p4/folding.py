@@ -65,7 +65,7 @@ class P4Fabric(Wires):
         self.streams = streams = [agreed(stream) for stream in streams]
         self.write(tables.merge(fold_tables.fold_entries(self.fabric, mine, stream) for stream in streams))
         for rank, place in enumerate(members):
-            planned_trees = plans._trees(self.fabric, [(stream, rank) for stream in streams], mine)
+            planned_trees = plans.rank_trees(self.fabric, [(stream, rank) for stream in streams], mine)
             self._core[place] = Core(
                 self.hosts[place].address, len(mine), planned_trees, port=self.ports[place],
                 credits=self.credits[place],

@@ -160,12 +160,12 @@ class ModelledFabric(RcFabric):
         after = self.stream.successor(rank)
         return Child(Kind.RC, self.stream.psn, self.stream.rc[after].address)
 
-    def _deliver(self, end: End, data: bytes) -> None:
+    def deliver(self, end: End, data: bytes) -> None:
         if end.node not in self.engines:
             rank = next((rank for rank in self.windowed if self.hosts[rank].name == end.node), None)
             packet = Packet.parse(data)
             if rank is None or packet is None:
-                super()._deliver(end, data)
+                super().deliver(end, data)
             elif packet.pkey == roce.PKEY_WINDOWED:
                 self.windowed[rank].hear(packet)
             return

@@ -179,9 +179,9 @@ class RcFabric(Wires):
     def hear(self, rank: int, payload: bytes, origin: Origin, *, marked: bool) -> None:
         """Nobody windowed hears anything, unless a derived class has somebody."""
 
-    def _deliver(self, end: End, data: bytes) -> None:
+    def deliver(self, end: End, data: bytes) -> None:
         if end.node in self.engines:
-            super()._deliver(end, data)
+            super().deliver(end, data)
             return
         self.seen.append((end.node, data))
         rank, host = next((rank, host) for rank, host in enumerate(self.hosts) if host.name == end.node)
@@ -191,7 +191,7 @@ class RcFabric(Wires):
             self.nics[rank].receive(data)
         else:
             self.seen.pop()
-            super()._deliver(end, data)
+            super().deliver(end, data)
 
     def run(self, until: Callable[[], bool], limit: int = 60 * SECOND) -> None:
         """Lets time pass until the condition holds; fails at the limit."""

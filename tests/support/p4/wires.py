@@ -66,7 +66,7 @@ class Wires(abc.ABC):
         self.hosts = list(fabric.hosts)
         self.engines = {s.name: local.LocalEngine.open(self.library, cpu_port=CPU_PORT) for s in fabric.switches}
         self.ends = {end: far for link in fabric.links for end, far in (link.ends, link.ends[::-1])}
-        self._arrive = {end: partial(self._deliver, end) for end in self.ends}
+        self.arrive = {end: partial(self.deliver, end) for end in self.ends}
         self.seen: list[tuple[str, bytes]] = []
         """(receiving node, frame) of every frame on every link."""
 
@@ -95,13 +95,14 @@ class Wires(abc.ABC):
 
     def transmit(self, end: End, data: bytes) -> None:
         """Sends a frame to the other end of a link."""
-        self.network.send(data, self._arrive[self.ends[end]])
+        self.network.send(data, self.arrive[self.ends[end]])
 
     @abc.abstractmethod
     def hear(self, rank: int, payload: bytes, origin: Origin, *, marked: bool) -> None:
         """Handles a datagram that is addressed to a host."""
 
-    def _deliver(self, end: End, data: bytes) -> None:
+    def deliver(self, end: End, data: bytes) -> None:
+        """A frame arrives at the switch or the host of this end."""
         self.seen.append((end.node, data))
         if end.node in self.engines:
             for port, out in self.engines[end.node].inject(end.port, data, now_us=self.network.now // 1000):
