@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from cbuild import cc
-from cbuild.cache import Cache
 
 
 def test_shared_library_from_text_is_loadable(tmp_path: Path) -> None:
@@ -61,10 +60,16 @@ def test_objects_of_several_files_are_linked_into_both_kinds(tmp_path: Path) -> 
 
 def test_equal_build_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second build of the same sources runs no compiler."""
-    first = cc.build(["int a;"], kind="shared", cache_dir=tmp_path)
-    monkeypatch.setattr(cc, "_compile", lambda *_: pytest.fail("compiled again"))
+    counted, runs = tmp_path / "counted", tmp_path / "runs"
+    counted.write_text(f'#!/bin/sh\necho "$@" >> {runs}\nexec cc "$@"\n')
+    counted.chmod(0o755)
+    monkeypatch.setenv("SOFTSWITCH_CC", str(counted))
+    first = cc.build(["int a;"], kind="shared", cache_dir=tmp_path / "c")
+    before = runs.read_text()
+    assert "-shared" in before
 
-    assert cc.build(["int a;"], kind="shared", cache_dir=tmp_path) == first
+    assert cc.build(["int a;"], kind="shared", cache_dir=tmp_path / "c") == first
+    assert runs.read_text() == before
 
 
 def test_equal_sources_in_other_folders_are_taken_from_the_cache(tmp_path: Path) -> None:
@@ -113,10 +118,13 @@ def test_what_a_compiler_finds_by_its_environment_is_part_of_the_key(
     inner.write_text('#!/bin/sh\nexec cc -DVALUE=3 "$@"\n')
     inner.chmod(0o755)
     monkeypatch.setenv("SOFTSWITCH_CC", f"env {inner}")
-    before = cc.find_compiler(Cache(only=tmp_path / "c")).identity
+    asks = [sys.executable, "-c", "import sys; from pathlib import Path; from cbuild import cc; "
+            "from cbuild.cache import Cache; print(cc.find_compiler(Cache(only=Path(sys.argv[1]))).identity)",
+            str(tmp_path / "c")]
+    before, again = (subprocess.check_output(asks, timeout=60) for _ in range(2))
+    assert before == again
     inner.write_text('#!/bin/sh\nexec cc -DVALUE=42 "$@"\n')
-    cc._find_compiler.cache_clear()
-    assert cc.find_compiler(Cache(only=tmp_path / "c")).identity != before
+    assert subprocess.check_output(asks, timeout=60) != before
 
 
 def test_failure_shows_command_and_compiler_output(tmp_path: Path) -> None:

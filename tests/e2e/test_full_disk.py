@@ -190,11 +190,10 @@ def charts(place: Path) -> None:
     """A chart that does not fit leaves the one before it whole."""
     from netfold.plots import charts
 
-    figure, _ = charts._figure([3.0], "title")
     (place / "chart.svg").write_text("old")
     fill(place)
     with pytest.raises(OSError, match=f"chart.svg.*|{FULL}"):
-        charts._save(figure, place / "chart")
+        charts.bar_charts(place / "chart", "title", [charts.BarChart("", {"a": {"a": 1.0}}, "s")])
     assert (place / "chart.svg").read_text() == "old"
 
 

@@ -62,16 +62,12 @@ KINDS: dict[str, Callable[[Path], None]] = {
 
 def drawn(draw: Callable[[Path], None], stem: Path, monkeypatch: pytest.MonkeyPatch) -> Figure:
     """The figure as it is laid out; what is written of it, test_charts.py reads."""
+    from matplotlib.figure import Figure
+
     found: list[Figure] = []
-
-    def kept(figure: Figure, stem: Path) -> list[Path]:
-        layout.settle(figure)
-        found.append(figure)
-        return []
-
-    monkeypatch.setattr(charts, "_save", kept)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: found.append(figure))
     draw(stem)
-    (figure,) = found
+    (figure,) = set(found)
     return figure
 
 
@@ -93,10 +89,12 @@ def words(figure: Figure) -> Iterator[Text]:
 def test_nothing_overlaps_or_is_cut(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All words of a figure with long names and 12 series are inside it, none on another, or on another chart; one
     chart has a column's width, several have a page's, and letters have 6 points or more."""
+    import matplotlib as mpl
+
     figure = drawn(KINDS[kind], tmp_path / "t", monkeypatch)
     assert figure.get_size_inches()[0] == (style.COLUMN if len(figure.axes) == 1 else style.PAGE)
     assert min(text.get_fontsize() for text in words(figure)) >= 6
-    with charts._settings():
+    with mpl.rc_context(dict(style.SHEET)):
         figure.draw_without_rendering()
     boxes = [(text.get_text(), text.get_window_extent(), text.axes) for text in words(figure)]
     assert len(boxes) > 12

@@ -102,7 +102,8 @@ def test_another_users_process_is_turned_away_at_both_ends(tmp_path: Path, monke
     """The kernel says whose process is at the other end; neither side goes on with another user's."""
     server: local.Server[Ask] = local.Server(tmp_path / "s", Ask, _double, Told)
     try:
-        monkeypatch.setattr(local, "_peer", lambda connection: os.geteuid() + 1)
+        another = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: another)
         with pytest.raises(CallRefused, match="another user's"):
             local.call(tmp_path / "s", Ask(1), Told, 10.0)
         with socket.socket(socket.AF_UNIX) as connection:

@@ -36,6 +36,7 @@ from netfold.topo.rxe import packages
 from netfold.wire.faults import Inject
 from netfold.wire.training_trace import FORMAT, RankTrace, TracedEvent, TracedStep
 from support.handbook.scenes import scene
+from support.sandboxes import no_namespaces
 
 
 @scene(MininetMissing)
@@ -82,9 +83,7 @@ def a_run_without_ranks() -> None:
 @scene(sandbox.SandboxError)
 def the_kernel_forbids_namespaces() -> None:
     """The refusal is made up: whether this kernel refuses depends on the machine."""
-    with (mock.patch.object(sandbox, "_libc", mock.Mock(unshare=mock.Mock(return_value=-1))),
-          mock.patch("ctypes.get_errno", return_value=1), mock.patch("os.getuid", return_value=1000)):
-        sandbox._unshare()
+    no_namespaces.ask_in_vain(1000)
 
 
 @scene(FaultRefused)
@@ -98,7 +97,7 @@ def a_link_is_cut_twice() -> None:
 @scene(packages.PackagesMissing)
 def a_machine_without_apt() -> None:
     with mock.patch.dict("os.environ", PATH="/nowhere"):
-        packages._run(["apt-cache", "show", "linux-image-amd64"], "looking for a kernel")
+        packages.versions(["linux-image-amd64"])
 
 
 @scene(shell.NoShell)
@@ -130,7 +129,7 @@ def ray_is_not_installed() -> None:
 @scene(charts.PlotsMissing)
 def matplotlib_is_not_installed() -> None:
     with mock.patch.dict("sys.modules", {"matplotlib": None, "matplotlib.figure": None}):
-        charts._settings()
+        charts.bar_charts(Path("times"), "times", [charts.BarChart("", {"a": {"a": 1.0}}, "s")])
 
 
 @scene(StepFailed)

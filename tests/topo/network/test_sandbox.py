@@ -9,11 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from netfold.topo.network import sandbox
+from support.sandboxes import no_namespaces
 
 pytestmark = [pytest.mark.netns, pytest.mark.needs("namespaces", "mininet")]
 BOUND = 60.0
@@ -197,12 +197,10 @@ def test_what_the_launcher_was_to_ignore_ends_nothing() -> None:
 
 
 @pytest.mark.parametrize(("uid", "advice"), [(1000, "run it with sudo"), (0, "as in a container without privileges")])
-def test_a_refusal_says_what_this_user_can_do(uid: int, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_says_what_this_user_can_do(uid: int, advice: str) -> None:
     """Root that may make no namespaces is not told to become root."""
-    monkeypatch.setattr(sandbox, "_libc", SimpleNamespace(unshare=lambda flags: -1))
-    monkeypatch.setattr("os.getuid", lambda: uid)
     with pytest.raises(sandbox.SandboxError, match=advice):
-        sandbox._unshare()
+        no_namespaces.ask_in_vain(uid)
 
 
 @pytest.mark.needs("root")
