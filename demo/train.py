@@ -204,7 +204,7 @@ class Trainer:
 
     def step(self) -> float:
         """Do one update and return the mean loss of the batch before it."""
-        batch = self._batch()
+        batch = self.next_batch()
         mine = batch[self.rank :: self.world]
         gradient = self.buffer[:-1]
         self.buffer[-1] = self.model.gradient(self.digits.x[mine], self.digits.y[mine], gradient)
@@ -225,7 +225,7 @@ class Trainer:
         """Share of the test set that is classified correctly."""
         return self.model.accuracy(self.digits.test_x, self.digits.test_y)
 
-    def _batch(self) -> NDArray[np.int64]:
+    def next_batch(self) -> NDArray[np.int64]:
         """Indices of the next batch, the same on every rank."""
         if len(self._order) < self.spec.batch:
             self._order = np.concatenate([self._order, self._rng.permutation(len(self.digits.x))])

@@ -219,9 +219,9 @@ def _measure(
                     max(map(operator.sub, _host_bytes(on_fabric), moved), default=0) / calls / nbytes,
                 ))
         for name, rounds in turns.items():
-            rows.append(_row(options, name, nbytes, rounds))
+            rows.append(row_of(options, name, nbytes, rounds))
         for row in rows[-len(turns):]:
-            echo(_line(row, rows))
+            echo(line_of(row, rows))
             if row.algorithm.startswith("auto"):
                 echo(f"#   {row.path}")
         options.write(rows)  # after each size, so that an interrupted run leaves results
@@ -257,7 +257,8 @@ def _host_bytes(network: Network | None) -> list[int]:
             for way in (link.a_to_b, link.b_to_a)]
 
 
-def _row(options: AllreduceOptions, name: str, nbytes: int, rounds: Sequence[AllreduceTurn]) -> AllreduceRow:
+def row_of(options: AllreduceOptions, name: str, nbytes: int, rounds: Sequence[AllreduceTurn]) -> AllreduceRow:
+    """The row of one algorithm at one size, made of its rounds."""
     seconds = sorted(max(took.seconds for took in turn.ranks) for turn in rounds)
     median = statistics.median(seconds)
     every = [took for turn in rounds for took in turn.ranks]
@@ -307,7 +308,8 @@ def _links_are_alike(options: AllreduceOptions) -> bool:
         bits_per_second(options.rate)}
 
 
-def _line(row: AllreduceRow, rows: Sequence[AllreduceRow]) -> str:
+def line_of(row: AllreduceRow, rows: Sequence[AllreduceRow]) -> str:
+    """A row as it is printed, beside those before it."""
     gloo = next((other for other in rows if other.nbytes == row.nbytes and other.algorithm == "gloo"), None)
     beside = f"  {gloo.seconds / row.seconds:.2f} x gloo" if gloo is not None and gloo is not row else ""
     spread = f"{row.seconds_best * 1e6:.1f}..{row.seconds_worst * 1e6:.1f}"

@@ -73,7 +73,7 @@ def run(options: LossOptions) -> list[LossRow]:
     sandbox.enter()
     from netfold.topo.network.net import Network
 
-    rounds: dict[tuple[float, str], list[_Round]] = {each: [] for each in product(options.shares, options.controls)}
+    rounds: dict[tuple[float, str], list[LossRound]] = {each: [] for each in product(options.shares, options.controls)}
     with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as logs:
         for number in range(options.rounds):
             for loss, credits in rounds:
@@ -85,14 +85,14 @@ def run(options: LossOptions) -> list[LossRow]:
                     raise type(error)(f"round {number + 1}, loss {loss:g}: {error}") from error
                 print(f"round {number + 1}, loss {loss:g}{f', credits {credits}' if credits else ''}: "
                       f"{rounds[loss, credits][-1].seconds * 1e3:.1f} ms", file=sys.stderr)
-    rows = [_row(loss, credits, some, rounds[0.0, ""], options) for (loss, credits), some in rounds.items()]
+    rows = [row_of(loss, credits, some, rounds[0.0, ""], options) for (loss, credits), some in rounds.items()]
     _show(rows, options)
     options.write(rows)
     return rows
 
 
 @dataclass(frozen=True)
-class _Round:
+class LossRound:
     """One round at one loss rate."""
 
     seconds: float
@@ -102,15 +102,18 @@ class _Round:
     fabric: Fabric
 
 
-def _measure(network: Any, options: LossOptions, credits: str) -> _Round:
+def _measure(network: Any, options: LossOptions, credits: str) -> LossRound:
     work = LossTask(-(-options.bytes_of("nbytes", 1) // 4), options.iterations)
     took = rank_programs.results(network, "loss", work, LossResult, job="loss", within=SECONDS,
                                  env={CREDITS_VARIABLE: credits})
     slowest = [max(times) for times in zip(*(one.seconds for one in took), strict=True)]
-    return _Round(statistics.median(slowest), took, network.status(), network.fabric)
+    return LossRound(statistics.median(slowest), took, network.status(), network.fabric)
 
 
-def _row(loss: float, credits: str, rounds: Sequence[_Round], clean: Sequence[_Round], options: LossOptions) -> LossRow:
+def row_of(
+    loss: float, credits: str, rounds: Sequence[LossRound], clean: Sequence[LossRound], options: LossOptions
+) -> LossRow:
+    """The row of one loss rate, made of its rounds and of those without losses."""
     ratios = [one.seconds / base.seconds for one, base in zip(rounds, clean, strict=True)]
     # the switches' counters include the operation that warms up
     tensors = (options.iterations + 1) * options.bytes_of("nbytes", 1)

@@ -236,7 +236,7 @@ def _compare(options: RailsOptions, workers: Workers, multipath: Workers | None,
                 times[-1][at] = max(t.seconds for t in took)
                 used[-1][at] = took
         beside = rails_mptcp.row([t[-1] for t in times], turns) if turns else None
-        row = _row(nbytes, times, wrong, warm[-1].path, used, beside)
+        row = row_of(nbytes, times, wrong, warm[-1].path, used, beside)
         rows.append(row)
         singles = " ".join(f"{seconds * 1e3:>14.3f}" for seconds in row.single)
         spread = f"{row.of_best:.3f} ({row.quartiles[0]:.2f}-{row.quartiles[1]:.2f})"
@@ -254,7 +254,7 @@ def _percent(shares: Sequence[float]) -> str:
     return "/".join(f"{share:.0%}"[:-1] for share in shares)
 
 
-def _row(
+def row_of(
     nbytes: int, times: Sequence[Sequence[float]], wrong: int, path: str,
     used: Sequence[Sequence[Sequence[SumsResult]]], mptcp: MptcpRow | None = None,
 ) -> RailsRow:

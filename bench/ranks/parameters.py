@@ -43,19 +43,19 @@ class ParametersSteps:
         sizes = uneven(nbytes)
         names = [f"tensor {number}" for number in range(len(sizes))]
         cuts = np.cumsum(sizes)[:-1]
-        self._row = np.random.default_rng(SEED).standard_normal(sum(sizes)).astype(np.float32)
-        self._right = self._row.copy()
-        every = [np.random.default_rng(SEED + 1 + rank).standard_normal(self._row.size).astype(np.float32)
+        self.row = np.random.default_rng(SEED).standard_normal(sum(sizes)).astype(np.float32)
+        self._right = self.row.copy()
+        every = [np.random.default_rng(SEED + 1 + rank).standard_normal(self.row.size).astype(np.float32)
                  for rank in range(comm.size)]
         self._gradient, self._mean = every[comm.rank], np.asarray(np.mean(every, axis=0, dtype=np.float32))
-        self._parameters = dict(zip(names, np.split(self._row, cuts), strict=True))
+        self._parameters = dict(zip(names, np.split(self.row, cuts), strict=True))
         self._gradients = dict(zip(names, np.split(self._gradient, cuts), strict=True))
         self._alone = ADAM.start(self._right)
         servers = {ALL: comm.size, HALF: comm.size // 2, ONE: 1}.get(way, 0)
         self._server = comm.parameter_server(
             self._parameters, ADAM, servers=[number * comm.size // servers for number in range(servers)],
         ) if servers else None
-        self._state, self._total = ADAM.start(self._row), np.empty_like(self._gradient)
+        self._state, self._total = ADAM.start(self.row), np.empty_like(self._gradient)
 
     def step(self) -> None:
         """Make one step."""
@@ -64,7 +64,7 @@ class ParametersSteps:
         else:
             self._comm.allreduce(self._gradient, self._total, op="average", algorithm=self._way)
             self._state.begin()
-            self._state.update(self._row, self._total, slice(0, self._row.size))
+            self._state.update(self.row, self._total, slice(0, self.row.size))
 
     def check(self) -> None:
         """Compare the parameters with those of a single process, and with the other ranks', which must be the same to

@@ -257,7 +257,7 @@ def simulate(
     counts = np.zeros(topology.links, _COUNT)
     result = _Result()
     begin = time.thread_time()
-    outcome = _library().sim_run(
+    outcome = native_library().sim_run(
         ctypes.byref(config), len(workload), tasks.ctypes.data, nexts.ctypes.data, pieces.ctypes.data,
         rates.ctypes.data, ctypes.byref(native), len(broken),
         broken.ctypes.data, times[0].ctypes.data, times[1].ctypes.data, counts.ctypes.data, ctypes.byref(result))
@@ -303,7 +303,8 @@ def _ps(seconds: float) -> int:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
+def native_library() -> ctypes.CDLL:
+    """The compiled simulator."""
     native = Path(__file__).parents[1] / "native"
     modules = ("run", "events", "fabric", "paths", "transport", "tasks", "trees", "folds", "switchml", "atp",
                "verdict")

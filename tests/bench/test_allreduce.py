@@ -137,8 +137,8 @@ def test_a_line_is_read_as_nccl_tests_own() -> None:
     """A line begins with nccl-tests' columns: size, count, type, redop, root, time, algbw, busbw and #wrong."""
     spec = AllreduceOptions(datatype="half", operation="avg", algorithms="innet")
     timing = allreduce_rank.Timing(2e-3, 0.0, 0, 3, "", 0.5, True)
-    row = allreduce._row(spec, "innet", 1 << 20, [AllreduceTurn([timing] * 4, 0.0, 0.0)])
-    assert allreduce._line(row, [row]).split()[:10] == [
+    row = allreduce.row_of(spec, "innet", 1 << 20, [AllreduceTurn([timing] * 4, 0.0, 0.0)])
+    assert allreduce.line_of(row, [row]).split()[:10] == [
         "1048576", "524288", "half", "avg", "-1", "2000.0", "0.524", "0.786", "12", "innet"]
     assert row.link_fraction == pytest.approx(2 * (1 << 20) * 8 / 2e-3 / 1e9)  # lanes are as wide as float32
 
@@ -154,7 +154,7 @@ def test_a_ring_of_machines_is_charged_for_machines() -> None:
     """Of 100 kB, 8 ranks on 4 hosts must move 1.5 times as many bytes between hosts by "hierarchical", 1.75 by ring."""
     timing = allreduce_rank.Timing(1e-3, 0.0, 0, 0, "", 0.5, False)
     options = AllreduceOptions(ranks=8, ranks_per_host=2, algorithms="ring,hierarchical")
-    fractions = [allreduce._row(options, name, 100_000, [AllreduceTurn([timing] * 8, 0.0, 0.0)]).link_fraction
+    fractions = [allreduce.row_of(options, name, 100_000, [AllreduceTurn([timing] * 8, 0.0, 0.0)]).link_fraction
                  for name in options.ways]
     assert fractions == [pytest.approx(1.4), pytest.approx(1.2)]
 
@@ -168,7 +168,7 @@ def test_links_are_the_limit_where_all_have_one_rate(topo: str, parts: tuple[flo
     options = AllreduceOptions(topo=topo, rate="1gbit", algorithms="innet,ring@bridge")
     turns = [AllreduceTurn([allreduce_rank.Timing(1e-3, 0.0, 0, 0, "", 0.5, folded)] * 4, 0.0, 0.0)
              for folded in (True, False)]
-    rows = [allreduce._row(options, name, 100_000, [turn]) for name, turn in zip(options.ways, turns, strict=True)]
+    rows = [allreduce.row_of(options, name, 100_000, [turn]) for name, turn in zip(options.ways, turns, strict=True)]
     assert [row.link_fraction for row in rows] == pytest.approx(parts)
     assert [row.limited_by for row in rows] == ["link" if part > 0.9 else "neither" for part in parts]
 
@@ -178,7 +178,7 @@ def test_what_the_chooser_took_decides_what_the_link_must_carry(folded: bool, pa
     """100 kB of 4 ranks in a millisecond are 0.8 Gb/s where switches have folded them, and 1.2 where they have not."""
     spec = AllreduceOptions(ranks=4, rate="1gbit", algorithms="auto")
     timing = allreduce_rank.Timing(1e-3, 0.0, 0, 0, "", 0.5, folded)
-    row = allreduce._row(spec, "auto", 100_000, [AllreduceTurn([timing] * 4, 0.0, 0.0)])
+    row = allreduce.row_of(spec, "auto", 100_000, [AllreduceTurn([timing] * 4, 0.0, 0.0)])
     assert row.link_fraction == pytest.approx(part)
 
 
@@ -191,7 +191,7 @@ def test_a_row_tells_the_lanes_of_what_switches_folded(name: str, folded: list[b
     rows."""
     spec = AllreduceOptions(ranks=4, lane_bits=16, algorithms=name)
     rounds = [AllreduceTurn([allreduce_rank.Timing(1e-3, 0.0, 0, 0, "", 0.5, took)] * 4, 0.0, 0.0) for took in folded]
-    assert allreduce._row(spec, name, 100_000, rounds).lane_bits == bits
+    assert allreduce.row_of(spec, name, 100_000, rounds).lane_bits == bits
 
 
 @pytest.mark.parametrize("bits", [32, 16, 8])
@@ -208,10 +208,10 @@ def test_wrong_sums_are_counted(bits: int) -> None:
 def test_what_folds_shares_a_communicator() -> None:
     """Folding by name and the chooser fold over the same trees; what goes between the hosts has a mesh of its own."""
     both = RankSetup(4, ["innet", "auto"])
-    assert allreduce_rank._kind("auto", both) == allreduce_rank._kind("innet", both)
+    assert allreduce_rank.kind_of("auto", both) == allreduce_rank.kind_of("innet", both)
     beside = RankSetup(4, ["auto", "ring"])
-    assert allreduce_rank._kind("auto", beside) != allreduce_rank._kind("ring", beside)
-    assert allreduce_rank._kind("auto", RankSetup(4, ["auto"], controller=False)) == "plain"
+    assert allreduce_rank.kind_of("auto", beside) != allreduce_rank.kind_of("ring", beside)
+    assert allreduce_rank.kind_of("auto", RankSetup(4, ["auto"], controller=False)) == "plain"
 
 
 @pytest.mark.parametrize(("algorithms", "needs_torch"), [(["gloo"], True), (["innet", "ring"], False)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -49,10 +50,10 @@ def test_every_way_is_checked_and_timed(collective: str, sizes: tuple[int, ...])
 def test_wrong_steps_raise() -> None:
     """Parameters that are not those of a single process are wrong, and so are ranks that differ in one bit."""
     def wrong(change: float, *ranks: int) -> list[object]:
-        def steps(comm: object) -> None:
+        def steps(comm: Any) -> None:
             made = ParametersSteps(comm, 4096, "ring")
             made.step()
-            made._row[7] *= 1 + change * (made._comm.rank in ranks)
+            made.row[7] *= 1 + change * (comm.rank in ranks)
             made.check()
 
         with testing.loopback_job(2, rail="auto") as comms:

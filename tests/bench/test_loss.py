@@ -38,8 +38,8 @@ def row(fabric: Fabric) -> loss.LossRow:
     job = SimpleNamespace(slots=streams[0].slots, trees=[
         SimpleNamespace(switches=[fold.switch for fold in tree.folds]) for tree in planned])
     status: Any = SimpleNamespace(links=links, switches=switches, jobs=[job])
-    turn = loss._Round(1.0, [LossResult([1.0], 0, 0, 100, 0)], status, fabric)
-    return loss._row(0.0, "", [turn], [turn], OPTIONS)
+    turn = loss.LossRound(1.0, [LossResult([1.0], 0, 0, 100, 0)], status, fabric)
+    return loss.row_of(0.0, "", [turn], [turn], OPTIONS)
 
 
 def allocator(fabric: Fabric) -> Allocator:

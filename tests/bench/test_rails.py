@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from netfold.bench.commands import rails_figures, rails_mptcp
-from netfold.bench.commands.rails import _row, run
+from netfold.bench.commands.rails import row_of, run
 from netfold.bench.commands.rails_death import death_of
 from netfold.bench.commands.rails_figures import tables, write
 from netfold.bench.commands.rails_report import RailsReport, RailsRow, RailTrainingRow, Started
@@ -119,7 +119,7 @@ def test_multipath_tcp_is_compared_turn_by_turn() -> None:
 
 def figures(times: list[list[float]]) -> RailsRow:
     """The row of turns that took so long."""
-    return _row(100, times, 0, "", turns(times))
+    return row_of(100, times, 0, "", turns(times))
 
 
 def test_shares_and_processor_time_are_those_of_the_turns() -> None:

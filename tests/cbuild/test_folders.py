@@ -106,7 +106,7 @@ def test_a_users_group_with_other_members_is_none_of_his_own(monkeypatch: pytest
     for members, expected in (([], True), ([user, "root"], True), (["another"], False)):
         entry = grp.struct_group((user, "x", 1234, members))
         monkeypatch.setattr(grp, "getgrgid", lambda group, entry=entry: entry)
-        assert folders._group_is_ours(1234) is expected
+        assert folders.group_is_ours(1234) is expected
 
 
 def test_links_are_followed_by_what_they_lead_through(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_missing_p4runtime_shell_is_told_with_what_to_type(tmp_path: Path, mon
 def test_programs_off_the_path_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that is there but does not run is missing as well, and its words are shown."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    look = doctor._program("p4c-bm2-ss", "--version")
+    look = doctor.program("p4c-bm2-ss", "--version")
     with pytest.raises(Missing, match="not on PATH"):
         look()
     program = tmp_path / "p4c-bm2-ss"
@@ -96,7 +96,7 @@ def test_no_compiler_says_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> Non
     """The words are those of the builder itself."""
     monkeypatch.setenv("SOFTSWITCH_CC", "no-such-compiler")
     with pytest.raises(Missing, match="no program 'no-such-compiler' on PATH"):
-        doctor._compiler()
+        doctor.compiler()
 
 
 def test_the_exit_status_is_for_scripts(monkeypatch: pytest.MonkeyPatch) -> None:

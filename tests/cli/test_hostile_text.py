@@ -12,7 +12,7 @@ import pytest
 
 from netfold import plain_text
 from netfold.cli.links import show as show_links
-from netfold.cli.paths import _print as show_paths
+from netfold.cli.paths import show_table as show_paths
 from netfold.cli.show import show, show_slots
 from netfold.cli.top import screen
 from netfold.controller.health.wiring import Cable, Cables

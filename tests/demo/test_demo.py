@@ -74,7 +74,7 @@ def test_every_epoch_sees_every_sample_once(data: Path) -> None:
     """Each epoch uses every sample once, also where a batch spans two epochs."""
     digits = train.load_digits(data)
     trainer = train.Trainer(msgspec.structs.replace(SPEC, batch=100), digits, 0, 1, None)
-    seen = np.concatenate([trainer._batch() for _ in range(len(digits.x))])
+    seen = np.concatenate([trainer.next_batch() for _ in range(len(digits.x))])
     for epoch in range(3):
         part = seen[epoch * len(digits.x) : (epoch + 1) * len(digits.x)]
         assert np.array_equal(np.sort(part), np.arange(len(digits.x)))

@@ -153,7 +153,7 @@ def test_what_is_exchanged_before_it_is_opened_is_not_written_to(
     os.mkfifo(place)
     os.mkfifo(tmp_path / "other")
     reader = os.open(tmp_path / "other", os.O_RDONLY | os.O_NONBLOCK)
-    special = files._special
+    special = files.open_special
 
     def exchanging(*args: Any) -> int:
         if kind == "link":
@@ -163,7 +163,7 @@ def test_what_is_exchanged_before_it_is_opened_is_not_written_to(
             (tmp_path / "other").rename(place)
         return special(*args)
 
-    monkeypatch.setattr(files, "_special", exchanging)
+    monkeypatch.setattr(files, "open_special", exchanging)
     with pytest.raises(OSError, match=r"exchanged|symbolic links"):
         write(place)
     assert precious.read_text() == "old"

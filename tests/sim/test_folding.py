@@ -44,7 +44,7 @@ def _table() -> list[tuple[list[str], list[str]]]:
 def test_switches_answer_as_the_table_of_the_p4_program() -> None:
     """Whatever a windowed packet meets in whatever slot: target, answer, outcome and state are those of verdict.p4."""
     entries = _table()
-    library = packet._library()
+    library = packet.native_library()
     kinds, ages = ("UP", "DOWN", "ASK_UP", "ASK_DOWN"), ("SAME", "NEWER", "OLDER")
     targets, turns = ("NOBODY", "PARENT", "ALL", "ASKER"), ("ITSELF", "NAK", "RETRANSMIT")
     outcomes = ("FIRST", "ANSWERED", "ASKED", "WAITED", "LATE", "REPEATED", "LACKED")

@@ -66,10 +66,10 @@ def test_the_range_of_a_process_that_ended_is_free_again(monkeypatch: pytest.Mon
             assert process.stdout
             assert range_of(process.stdout.readline()) == f"127.{only}"
             with pytest.raises(OSError, match="no loopback addresses are left"):
-                subnets._Range()
+                subnets.Range()
         finally:
             process.kill()
-    again = subnets._Range()
+    again = subnets.Range()
     assert range_of(again.subnet()) == f"127.{only}"
     again.release()
 
@@ -87,4 +87,4 @@ def test_where_no_addresses_are_left_an_error_says_so(monkeypatch: pytest.Monkey
     monkeypatch.setattr(subnets, "FIRST", taken)
     monkeypatch.setattr(subnets, "LAST", taken)
     with pytest.raises(OSError, match=rf"no loopback addresses are left.*127\.{taken}\.0\.0/16; end some"):
-        subnets._Range()
+        subnets.Range()

@@ -193,7 +193,7 @@ def test_ctrl_c_during_a_write_forgets_no_rank_that_has_ended(tmp_path: Path) ->
 
     with console.stopping():
         ranks = Ranks(UNTIL % first, "echo a; exec sleep 600", f"{UNTIL % then}; echo b; exec sleep 600")
-        for stream in ranks.console._streams:
+        for stream in ranks.console.streams:
             stream.to = StoppedTerminal(busy) if stream.to is ranks.out else stream.to
         assert ranks.run() == 128 + signal.SIGINT
     assert [process.returncode for process in ranks.processes] == [0, -signal.SIGINT, -signal.SIGINT]

@@ -117,7 +117,7 @@ def _capture(ways: PacketWays, links: Sequence[TapLink], sockets: Sequence[socke
             for key, _ in selector.select(LOOK):
                 assert isinstance(key.fileobj, socket.socket)
                 for each in packet_sockets.received(key.fileobj):
-                    if _is_roce(each.data):
+                    if is_roce(each.data):
                         fresh.append((key.data, each))
                         frames, held, at_once = frames + 1, held + len(each.data), at_once + len(each.data)
             now = time.monotonic()
@@ -125,20 +125,20 @@ def _capture(ways: PacketWays, links: Sequence[TapLink], sockets: Sequence[socke
             if not over and (now < look or at_once > AT_ONCE):
                 continue
             dropped += sum(packet_sockets.counts(packets)[1] for packets in sockets)
-            _take(ways, fresh)
+            take(ways, fresh)
             fresh, at_once, look = [], 0, time.monotonic() + LOOK
             best = ways.best(dropped)
             if over or (best is not None and best[1]):
                 return None if best is None else best[0], dropped
 
 
-def _is_roce(data: bytes) -> bool:
+def is_roce(data: bytes) -> bool:
     """True if a frame behind its virtio-net header is for a UDP port of RoCEv2; IP options are checked later."""
     return (len(data) > _PORT + 2 and data[_TYPE : _TYPE + 2] == b"\x08\x00" and data[_PROTOCOL] == socket.IPPROTO_UDP
             and roce.is_udp_port(int.from_bytes(data[_PORT : _PORT + 2], "big")))
 
 
-def _take(ways: PacketWays, fresh: list[tuple[str, Received]]) -> None:
+def take(ways: PacketWays, fresh: list[tuple[str, Received]]) -> None:
     """Take frames in the order of their times, within SECONDS; what no kernel makes is left out."""
     end = time.monotonic() + SECONDS
     for link, (data, nanoseconds, outbound) in sorted(fresh, key=lambda each: each[1].nanoseconds):

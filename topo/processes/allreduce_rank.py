@@ -222,14 +222,14 @@ def serve(setup: RankSetup, commands: Iterable[str | bytes]) -> None:
     with contextlib.ExitStack() as opened:
         allreducers: dict[str, Allreducer] = {}
         for algorithm in setup.algorithms:
-            kind = _kind(algorithm, setup)
+            kind = kind_of(algorithm, setup)
             if kind not in allreducers:
                 allreducer = allreducers[kind] = _open(kind, setup)
                 opened.callback(allreducer.close)
         print_message({})
         for line in commands:
             command = msgspec.json.decode(line, type=TimingCommand)
-            allreducer = allreducers[_kind(command.algorithm, setup)]
+            allreducer = allreducers[kind_of(command.algorithm, setup)]
             print_message(measure(allreducer, command, setup, rank))
 
 
@@ -273,7 +273,7 @@ def idle_of_all() -> tuple[int, int]:
     return ticks[3] + ticks[4], sum(ticks)
 
 
-def _kind(algorithm: str, setup: RankSetup) -> str:
+def kind_of(algorithm: str, setup: RankSetup) -> str:
     """Which `Allreducer` an algorithm needs: a rail of the communicator, "plain" without a controller, or "gloo"."""
     if algorithm == "gloo":
         return "gloo"

@@ -75,7 +75,7 @@ class Console:
         self._out, self._errors, self._clock = out, errors, clock
         self._names: list[str] = []
         self._processes: list[Forked] = []
-        self._streams: list[_Stream] = []
+        self.streams: list[_Stream] = []
         self._ended: dict[int, int] = {}
         """How ranks have ended that `run` still counts; a signal may interrupt it anywhere."""
 
@@ -86,7 +86,7 @@ class Console:
         rank = len(self._processes)
         self._names.append(name)
         self._processes.append(process)
-        self._streams += [_Stream(rank, process.stdout, self._out), _Stream(rank, process.stderr, self._errors)]
+        self.streams += [_Stream(rank, process.stdout, self._out), _Stream(rank, process.stderr, self._errors)]
 
     def run(self, *, grace: float, timeout: float | None = None, check: Callable[[], None] = lambda: None) -> int:
         """Copy output until all ranks have ended and return an exit status.
@@ -101,7 +101,7 @@ class Console:
         status, end = 0, None if timeout is None else self._clock() + timeout
         due, steps = end, iter(STEPS)
         with selectors.DefaultSelector() as selector:
-            for stream in self._streams:
+            for stream in self.streams:
                 selector.register(stream.pipe, selectors.EVENT_READ, stream)
             running = set(range(len(self._processes)))
             with contextlib.ExitStack() as handles:
@@ -185,7 +185,7 @@ class Console:
             _signal(process, signal.SIGKILL)
         for process in self._processes:
             process.wait(STEPS[-1][2])
-        for stream in self._streams:
+        for stream in self.streams:
             stream.pipe.close()
 
 

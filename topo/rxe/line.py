@@ -77,7 +77,7 @@ class Line(threading.Thread):
         self._sockets = sockets
         self._guest = _Peer(guest, 0)
         self._from_agent = Splitter()
-        self._peers: dict[int, _Peer] = {}
+        self.peers: dict[int, _Peer] = {}
         self._next = 0
         self._selector = selectors.DefaultSelector()
         place.unlink(missing_ok=True)
@@ -123,7 +123,7 @@ class Line(threading.Thread):
             self.failures.append(f"its answer is none of an agent: {error}; does its shell print something of its own "
                                  "when a command is run?")
         finally:
-            for peer in [*self._peers.values(), self._guest]:
+            for peer in [*self.peers.values(), self._guest]:
                 peer.socket.close()
             for other in (self._listener, *self._doors, self._woken, self._wake):
                 other.close()
@@ -132,7 +132,7 @@ class Line(threading.Thread):
     def _enter(self, door: socket.socket) -> None:
         """Carry a connection that came to a door."""
         name = self._doors[door]
-        visitors = [peer for peer in self._peers.values() if peer.door == name]
+        visitors = [peer for peer in self.peers.values() if peer.door == name]
         if len(visitors) >= (UNIX_DOOR_CONNECTIONS if door.family == socket.AF_UNIX else DOOR_CONNECTIONS):
             log.warning("%s: %d connections came to its door %s: the oldest made room", self.name, len(visitors), name)
             self._send(self._guest, pack(visitors[0].channel, Kind.CLOSE))
@@ -141,7 +141,7 @@ class Line(threading.Thread):
             return
         channel = self._number()
         self._add(connection, channel, None)
-        self._peers[channel].door = name
+        self.peers[channel].door = name
         self._send(self._guest, pack(channel, Kind.CONNECT, name.encode()))
 
     def _welcome(self) -> None:
@@ -165,7 +165,7 @@ class Line(threading.Thread):
 
     def _add(self, connection: socket.socket, channel: int, splitter: Splitter | None) -> None:
         connection.setblocking(False)
-        peer = self._peers[channel] = _Peer(connection, channel, splitter)
+        peer = self.peers[channel] = _Peer(connection, channel, splitter)
         self._watch(peer)
 
     def _serve(self, peer: _Peer, events: int) -> None:
@@ -203,7 +203,7 @@ class Line(threading.Thread):
             self.failures.append(content.decode(errors="replace"))
         elif kind is Kind.OPEN:
             self._connect(channel, int.from_bytes(content, "big"))
-        elif (peer := self._peers.get(channel)) is None:
+        elif (peer := self.peers.get(channel)) is None:
             return  # it has ended meanwhile
         elif kind is Kind.DATA:
             self._send(peer, content)
@@ -247,7 +247,7 @@ class Line(threading.Thread):
         if peer is not self._guest:
             self._send(self._guest, pack(peer.channel, Kind.HOLD if peer.waiting.full else Kind.GO))
             return
-        for other in self._peers.values():
+        for other in self.peers.values():
             self._watch(other)
 
     def _watch(self, peer: _Peer) -> None:
@@ -267,7 +267,7 @@ class Line(threading.Thread):
         self._flush(peer)
 
     def _forget(self, peer: _Peer) -> None:
-        self._peers.pop(peer.channel, None)
+        self.peers.pop(peer.channel, None)
         if peer.socket in self._selector.get_map():
             self._selector.unregister(peer.socket)
         peer.socket.close()

@@ -137,7 +137,7 @@ def _check(folder: int, known: str) -> None:
     if status.st_mode & 0o020 and _has_list(folder):  # those bits are what its entries may have at most
         raise PermissionError(errno.EPERM, f"an access control list lets others exchange what is in {known}: see "
                               f"`getfacl {known}`", known)
-    if status.st_mode & 0o020 and not _group_is_ours(status.st_gid):
+    if status.st_mode & 0o020 and not group_is_ours(status.st_gid):
         raise PermissionError(errno.EPERM, f"group {status.st_gid} may exchange what is in {known}", known)
 
 
@@ -154,7 +154,7 @@ def _has_list(folder: int) -> bool:
         return False
 
 
-def _group_is_ours(group: int) -> bool:
+def group_is_ours(group: int) -> bool:
     """True if a group is root's, or this user's alone, with the user's name on systems where each user has a group."""
     if group == 0:
         return True

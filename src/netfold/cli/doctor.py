@@ -101,14 +101,14 @@ def checks() -> list[Check]:
               True),
         *(_extra(extra, required=extra in (extras.CONTROL, extras.DEMO)) for extra in extras.EXTRAS),
         Check("C compiler", "softswitch and the hosts' fast path",
-              f"apt install gcc libc6-dev, or {extras.COMPILER.remedy}; SOFTSWITCH_CC names another one", _compiler,
+              f"apt install gcc libc6-dev, or {extras.COMPILER.remedy}; SOFTSWITCH_CC names another one", compiler,
               True),
         Check("Mininet", "the demo and netfold up --topo", "sudo apt install mininet (it is in no Python registry)",
               _mininet, True),
-        Check("mnexec", "Mininet's hosts", "sudo apt install mininet", _program("mnexec"), True),
-        Check("ip", "links of the fabric", "sudo apt install iproute2", _program("ip"), True),
-        Check("tc", "link rates", "sudo apt install iproute2", _program("tc"), True),
-        Check("ethtool", "offloads of the links", "sudo apt install ethtool", _program("ethtool"), True),
+        Check("mnexec", "Mininet's hosts", "sudo apt install mininet", program("mnexec"), True),
+        Check("ip", "links of the fabric", "sudo apt install iproute2", program("ip"), True),
+        Check("tc", "link rates", "sudo apt install iproute2", program("tc"), True),
+        Check("ethtool", "offloads of the links", "sudo apt install ethtool", program("ethtool"), True),
         Check("namespaces", "the demo's own network",
               "run as root (sudo make demo), or allow user namespaces: sudo sysctl user.max_user_namespaces=10000 "
               "kernel.unprivileged_userns_clone=1 (Debian), kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu); a "
@@ -127,16 +127,16 @@ def checks() -> list[Check]:
               "DEVICE; the host's fold address belongs to its interface, which needs an MTU of 4200 for a path MTU of "
               "4096 (docs/verbs.md)", _verbs("devices")),
         Check("p4c-bm2-ss", "the engine bmv2", "https://github.com/p4lang/p4c, or use the engine softswitch",
-              _program("p4c-bm2-ss", "--version")),
+              program("p4c-bm2-ss", "--version")),
         Check("simple_switch_grpc", "the engine bmv2",
               "https://github.com/p4lang/behavioral-model, or use the engine softswitch",
-              _program("simple_switch_grpc", "--version")),
+              program("simple_switch_grpc", "--version")),
         Check("p4runtime-shell", "netfold shell", f"{shell.remedy()} (protobuf < 3.21, so an environment of its own); "
               f"{shell.PYTHON_VARIABLE} names another Python", _p4runtime_shell),
         Check("QEMU", "netfold demo --hosts rxe: hosts that are virtual machines with Linux's rdma_rxe",
               "on Debian, make machines", _virtual_machines),
-        Check("ping", "mininet> pingall", "sudo apt install iputils-ping", _program("ping")),
-        Check("openssl", "certificates for TLS", "sudo apt install openssl", _program("openssl", "version")),
+        Check("ping", "mininet> pingall", "sudo apt install iputils-ping", program("ping")),
+        Check("openssl", "certificates for TLS", "sudo apt install openssl", program("openssl", "version")),
     ]
 
 
@@ -201,14 +201,15 @@ def _packages(wanted: Mapping[str, str]) -> Callable[[], str]:
     return look
 
 
-def _compiler() -> str:
+def compiler() -> str:
+    """Look for a C compiler.  Raises Missing."""
     from cbuild.cc import BuildError, find_compiler
 
     try:
-        compiler = find_compiler()
+        found = find_compiler()
     except BuildError as error:
         raise Missing(str(error)) from error
-    return f"{' '.join(compiler.command)}: {_version([*compiler.command, '--version'])}"
+    return f"{' '.join(found.command)}: {_version([*found.command, '--version'])}"
 
 
 def _mininet() -> str:
@@ -222,7 +223,8 @@ def _mininet() -> str:
     return str(Path(found.__file__ or "").parent)
 
 
-def _program(name: str, *version: str) -> Callable[[], str]:
+def program(name: str, *version: str) -> Callable[[], str]:
+    """A look for a program, which says its version if it is asked by these options."""
     def look() -> str:
         path = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
         if path is None:

@@ -116,10 +116,11 @@ def _ask(
     if json:
         print(plain_text.json_line(answer))
     else:
-        _print(answer, pins=pins)
+        show_table(answer, pins=pins)
 
 
-def _print(answer: path_service.Table, *, pins: bool) -> None:
+def show_table(answer: path_service.Table, *, pins: bool) -> None:
+    """Print what determines the paths of packets."""
     from rich.table import Table
 
     console = terminal.console()

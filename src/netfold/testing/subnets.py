@@ -16,10 +16,10 @@ _SUBNETS = 256
 """Subnets 127.x.y.0/24 of such a range."""
 
 _lock = threading.Lock()
-_mine: _Range | None = None
+_mine: Range | None = None
 
 
-class _Range:
+class Range:
     """A range 127.x.0.0/16 that is this process's until it ends: a name of an abstract UNIX socket, which the kernel
     gives to one process of a network namespace at a time, stands for it.
 
@@ -56,7 +56,7 @@ def subnet() -> str:
     global _mine
     with _lock:
         if _mine is None:
-            _mine = _Range()
+            _mine = Range()
         return _mine.subnet()
 
 

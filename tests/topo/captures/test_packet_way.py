@@ -239,13 +239,13 @@ def test_captured_super_packets_are_taken_in_the_order_of_time() -> None:
             odd = segments.HEADER.pack(1, kind, 0, 1, 34, 6) + found[0][1].data[10 : 10 + length]
             found.append(("leaf1:1", Received(odd, START, False)))
     rng.shuffle(found)
-    packet_recording._take(taken, found)
+    packet_recording.take(taken, found)
     packet, whole = best(taken)
     assert whole
     assert packet.psn == 9
     assert packet.packets == len(uses())
-    assert [packet_recording._is_roce(each.data) for _, each in found if len(each.data) > 100] == [True] * len(uses())
-    assert not packet_recording._is_roce(plain + bytes(100))
+    assert [packet_recording.is_roce(each.data) for _, each in found if len(each.data) > 100] == [True] * len(uses())
+    assert not packet_recording.is_roce(plain + bytes(100))
 
 
 def test_what_cannot_be_recorded_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

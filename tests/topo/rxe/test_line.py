@@ -99,9 +99,9 @@ def test_a_reader_that_stands_still_stops_the_writer(guest: Guest) -> None:
     """What waits for it is bounded, the other commands go on, and it gets all of it once it reads."""
     script = "import os\nfor _ in range(400): os.write(1, b'x' * 65536)\n"
     still = guest.start(sys.executable, "-c", script)
-    wait_for(lambda: any(peer.waiting.full for peer in list(guest.line._peers.values())))
+    wait_for(lambda: any(peer.waiting.full for peer in list(guest.line.peers.values())))
     assert guest.run("echo", "on")[:2] == (0, b"on\n")
-    assert max(peer.waiting.size for peer in list(guest.line._peers.values())) < 4 * MOST_WAITING
+    assert max(peer.waiting.size for peer in list(guest.line.peers.values())) < 4 * MOST_WAITING
     output, _ = still.communicate(timeout=SECONDS)
     assert (still.returncode, len(output)) == (0, 400 * 65536)
 
@@ -117,15 +117,15 @@ def test_a_connection_that_stands_still_stops_who_sends(guest: Guest) -> None:
             for sender, reader in ((client, served), (served, client)):
                 thread = threading.Thread(target=sender.sendall, args=(bytes(MOST_WAITING * 16),), daemon=True)
                 thread.start()
-                wait_for(lambda: any(peer.waiting.full or peer.held for peer in list(guest.line._peers.values())))
+                wait_for(lambda: any(peer.waiting.full or peer.held for peer in list(guest.line.peers.values())))
                 assert guest.run("echo", "on")[:2] == (0, b"on\n")
-                assert max(peer.waiting.size for peer in list(guest.line._peers.values())) < 4 * MOST_WAITING
+                assert max(peer.waiting.size for peer in list(guest.line.peers.values())) < 4 * MOST_WAITING
                 reader.settimeout(SECONDS)
                 left = MOST_WAITING * 16
                 while left:
                     left -= len(reader.recv(1 << 20))
                 thread.join(SECONDS)
-                wait_for(lambda: not any(peer.waiting.full or peer.held for peer in list(guest.line._peers.values())))
+                wait_for(lambda: not any(peer.waiting.full or peer.held for peer in list(guest.line.peers.values())))
 
 
 def test_a_command_that_does_not_read_its_input_keeps_nobody_waiting(guest: Guest) -> None:
@@ -147,7 +147,7 @@ def test_a_command_that_does_not_read_its_input_keeps_nobody_waiting(guest: Gues
     thread.start()
     wait_for(lambda: sum(written) > MOST_WAITING)
     assert guest.run("echo", "on")[:2] == (0, b"on\n")
-    assert max(peer.waiting.size for peer in list(guest.line._peers.values())) < 4 * MOST_WAITING
+    assert max(peer.waiting.size for peer in list(guest.line.peers.values())) < 4 * MOST_WAITING
     process.send_signal(signal.SIGUSR1)
     thread.join(SECONDS)
     assert process.stdout.read() == b"%d\n" % (256 * MOST)

@@ -60,7 +60,7 @@ def replace(path: Path | str, data: bytes | str, *, mode: int | None = None) -> 
     content = data.encode() if isinstance(data, str) else data
     with _place(path) as (folder, name, found):
         if found is not None and not stat.S_ISREG(found.st_mode):
-            with os.fdopen(_special(folder, name, found), "wb") as file:
+            with os.fdopen(open_special(folder, name, found), "wb") as file:
                 file.write(content)
             return
         with _new(folder, name, found, mode) as file:
@@ -84,7 +84,7 @@ def create(path: Path | str, *, mode: int | None = None) -> BufferedWriter:
     """
     with _place(path) as (folder, name, found):
         if found is not None and not stat.S_ISREG(found.st_mode):
-            return os.fdopen(_special(folder, name, found), "wb")
+            return os.fdopen(open_special(folder, name, found), "wb")
         with _new(folder, name, found, mode) as file:
             return os.fdopen(os.dup(file.fileno()), "wb")
 
@@ -94,7 +94,7 @@ def append(path: Path | str) -> BufferedWriter:
     another user's."""
     with _place(path) as (folder, name, found):
         if found is not None and not stat.S_ISREG(found.st_mode):
-            return os.fdopen(_special(folder, name, found), "wb")
+            return os.fdopen(open_special(folder, name, found), "wb")
         handle = os.open(name, _THERE | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=folder)
         file = os.fdopen(handle, "ab")
         if not folders.trusted(os.fstat(handle)):
@@ -121,7 +121,7 @@ def _place(path: Path | str) -> Iterator[tuple[int, str, os.stat_result | None]]
             os.close(folder)
 
 
-def _special(folder: int, name: str, found: os.stat_result) -> int:
+def open_special(folder: int, name: str, found: os.stat_result) -> int:
     """Open what is no regular file: a pipe, a terminal, a link to a descriptor (/dev/stdout)."""
     if os.fstat(folder).st_mode & stat.S_ISVTX and not folders.trusted(found):
         what = "pipe" if stat.S_ISFIFO(found.st_mode) else "special file"
