@@ -220,7 +220,7 @@ async def test_many_connections_of_one_user_keep_no_other_from_the_job_service(
     monkeypatch.setattr(connections.ConnectionWatch, "admit", lambda watch, peer: admitted.append(peer))
     monkeypatch.setattr(serving, "MAX_CONNECTIONS", 16)
     monkeypatch.setattr(connections, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(connections, "_local_users", lambda: strangers)
+    monkeypatch.setattr(connections, "local_users", lambda: strangers)
     strangers: dict[object, int] = {}
     port = free_port()
     async with rig(tmp_path, jobs=f"127.0.0.1:{port}") as r:

@@ -150,7 +150,7 @@ def test_deep_nesting_compiles_and_bottomless_nesting_is_refused() -> None:
 
 def test_exponential_inlining_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Actions that call actions twice, thirty deep, end in an error and not in a full memory."""
-    monkeypatch.setattr(lower_base, "_MAX_STATEMENTS", 10_000)  # a twentieth, which takes a twentieth of the time
+    monkeypatch.setattr(lower_base, "MAX_STATEMENTS", 10_000)  # a twentieth, which takes a twentieth of the time
     actions = "action f0() { hdr.o.a = hdr.o.a + 1; }\n"
     actions += "".join(f"action f{i}() {{ f{i - 1}(); f{i - 1}(); }}\n" for i in range(1, 31))
 

@@ -366,9 +366,9 @@ def test_a_hostile_program_leaves_the_running_one_as_it_is(
 def test_a_program_is_built_again_for_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines that share a home share the cache, and -march=native makes code that others cannot run."""
     compiler = Compiler()
-    here = compiler._key(b"program")
+    here = compiler.key(b"program")
     monkeypatch.setattr(cc, "cpu", lambda: "another")
-    assert compiler._key(b"program") != here
+    assert compiler.key(b"program") != here
 
 
 @pytest.mark.slow

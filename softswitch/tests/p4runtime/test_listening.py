@@ -180,7 +180,7 @@ def test_many_connections_of_one_user_keep_no_other_out(
     """Silent ones take all that the server accepts: it ends some of them for others, and says whose they are."""
     monkeypatch.setattr(listening, "MAX_CONNECTIONS", 16)
     monkeypatch.setattr(connections, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(connections, "_local_users", lambda: strangers)
+    monkeypatch.setattr(connections, "local_users", lambda: strangers)
     strangers: dict[object, int] = {}
     with server() as made, contextlib.ExitStack() as stack:
         port, = made.listen("127.0.0.1:0")

@@ -211,7 +211,7 @@ def test_roles_that_nobody_has_any_more_are_forgotten_in_the_end() -> None:
     arbitration.update(kept, message)
     for number in range(10 * MAX_ROLES):
         visit(f"role {number}", 5)
-    assert len(arbitration._highest) <= MAX_ROLES + 1
+    assert len(arbitration.highest) <= MAX_ROLES + 1
     arbitration.leave(kept)
     assert visit("", 8) == [5]  # NOT_FOUND: 9 was higher
 

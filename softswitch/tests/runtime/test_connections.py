@@ -81,7 +81,7 @@ def test_a_flood_from_one_peer_drives_out_itself_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The newest of the peer that has most go, until half of all places are free; others keep theirs, old and new."""
-    monkeypatch.setattr(connections, "_local_users", dict)
+    monkeypatch.setattr(connections, "local_users", dict)
     with tcp() as listener, watching(listener.listening.getsockname()[1], 20) as watch:
         clients = [(source, listener.connect(source))
                    for source in ("127.0.0.2", "127.0.0.2", *["127.0.0.9"] * 12, "127.0.0.3", "127.0.0.2")]
@@ -122,10 +122,11 @@ def test_what_a_server_can_carry_is_left_alone() -> None:
 
 def ends(monkeypatch: pytest.MonkeyPatch, peers: Sequence[str], most: int, admitted: Container[str] = ()) -> list[str]:
     """Whose connections end where these peers have one each time they are named, all of which have spoken."""
-    every = [connections._Connection(number, number, peer, True, (peer, number)) for number, peer in enumerate(peers)]
+    every = [connections.AcceptedConnection(number, number, peer, True, (peer, number))
+             for number, peer in enumerate(peers)]
     ended: list[str] = []
-    monkeypatch.setattr(connections, "_connections", lambda at: iter(every))
-    monkeypatch.setattr(connections, "_end_connection", lambda connection: ended.append(connection.peer))
+    monkeypatch.setattr(connections, "accepted", lambda at: iter(every))
+    monkeypatch.setattr(connections, "end_connection", lambda connection: ended.append(connection.peer))
     monkeypatch.setattr(os, "listdir", lambda place: range(len(every)))
     with watching(1, most) as watch:
         for number, peer in enumerate(peers):
@@ -176,9 +177,9 @@ def test_a_call_names_the_connection_that_stays() -> None:
 
 def test_a_network_of_ipv6_is_one_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     """One machine may have all its addresses."""
-    monkeypatch.setattr(connections, "_local_users", dict)
+    monkeypatch.setattr(connections, "local_users", dict)
     with tcp(socket.AF_INET6, "::1") as listener, listener.connect("::1"):
-        (one,) = connections._connections(frozenset([listener.listening.getsockname()[1]]))
+        (one,) = connections.accepted(frozenset([listener.listening.getsockname()[1]]))
         assert one.peer == "::/64"
 
 

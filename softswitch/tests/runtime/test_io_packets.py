@@ -21,6 +21,7 @@ from softswitch.engine.entities import Event, EventKind
 from softswitch.engine.errors import AlreadyExists, NotFound, OutOfRange
 from softswitch.p4runtime import watchdog
 from softswitch.p4runtime.process import Limit, Port, Settings, SwitchProcess
+from switch_support.insides import over_socket
 from switch_support.namespace import in_own_network, inside, sh
 from switch_support.ports import BOUND, IP, IP6, Tap, make_hosts, read_pcap, switch, udp, wait_for
 from switch_support.switch import probe_executable
@@ -356,7 +357,7 @@ def test_a_request_sees_what_frames_that_came_before_it_did() -> None:
             os.kill(process.pid, signal.SIGSTOP)
             into.send(bytes([13, 1]) + bytes(62))  # COUNT in cell 1
             answer = pool.submit(process.engine.read_counter, count, 1, 1)
-            wait_for(lambda: _asks(process.engine._channel._transport._sock))
+            wait_for(lambda: _asks(over_socket(process.engine).sock))
             os.kill(process.pid, signal.SIGCONT)
             assert answer.result(BOUND)[0].packets == frames
 
@@ -366,7 +367,7 @@ def test_ports_start_without_an_interface_that_has_vanished_until_it_is_back() -
     """A program that takes over does not fail by it, as the old one is gone by then."""
     make_hosts()
     process = SwitchProcess(probe_executable(), Settings((Port(1, "s1"), Port(2, "s2"))))
-    sock = process.engine._channel._transport._sock
+    sock = over_socket(process.engine).sock
     try:
         with mock.patch.object(watchdog, "SILENCES", 10**9), ThreadPoolExecutor(1) as pool:
             os.kill(process.pid, signal.SIGSTOP)  # so that it hears of both at once

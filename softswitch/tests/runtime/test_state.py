@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from softswitch.engine.codec import split
 from softswitch.engine.engine import Engine
 from softswitch.engine.entities import CloneSession, Count, Event, EventKind, MeterConfig, Multicast
 from softswitch.engine.errors import (
@@ -26,6 +27,7 @@ from softswitch.engine.errors import (
 )
 from softswitch.engine.local import LocalEngine
 from softswitch.engine.program_info import pack_key
+from switch_support.insides import over_socket, transport
 from switch_support.probe import PROBE, Op, probe, read
 
 
@@ -236,7 +238,7 @@ def test_reset_brings_back_the_start(engine: LocalEngine) -> None:
 def test_requests_cut_short_or_made_of_noise_are_refused(engine: LocalEngine, op: int) -> None:
     """Whatever arrives, each request has one reply and the switch goes on."""
     rng = random.Random(op)
-    local = engine._local
+    local = transport(engine)
     for size in [*range(40), 200]:
         small = bytes(rng.choice(b"\0\1\2") for _ in range(size))
         for body in (bytes(size), b"\xff" * size, rng.randbytes(size), small):
@@ -250,7 +252,7 @@ def test_requests_cut_short_or_made_of_noise_are_refused(engine: LocalEngine, op
 def test_an_unknown_request_is_unimplemented(engine: LocalEngine) -> None:
     """A request of an unknown kind raises Unimplemented."""
     with pytest.raises(Unimplemented, match="unknown request 999"):
-        engine._channel.one(struct.pack("<IH", 2, 999))
+        raise next(split(transport(engine).exchange(struct.pack("<IH", 2, 999))))  # type: ignore[misc]  # an error
 
 
 # ---- over a socket ---------------------------------------------------------------------------------------------------
@@ -270,7 +272,7 @@ class Relay(threading.Thread):
             body = stream.read(struct.unpack("<I", head)[0])
             if self.silent:
                 continue
-            reply = self.engine._local.exchange(body[5:])
+            reply = transport(self.engine).exchange(body[5:])
             self.sock.sendall(struct.pack("<IB", len(reply) + 5, 2) + body[1:5] + reply)
 
     def event(self, event: Event) -> None:
@@ -315,7 +317,7 @@ def test_a_switch_that_dies_or_keeps_silent_is_reported(pair: tuple[Engine, Rela
     """No call waits for ever: EngineTimeout while it is silent, Internal once it is gone, and on_end says so once."""
     remote, relay, _, ends = pair
     relay.silent = True
-    remote._channel._transport._timeout = 0.2  # type: ignore[attr-defined]
+    over_socket(remote).timeout = 0.2
     with pytest.raises(EngineTimeout, match=r"within 0\.2 s"):
         remote.stats()
 

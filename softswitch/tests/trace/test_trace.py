@@ -20,6 +20,7 @@ from softswitch.trace.bmv2 import Bmv2Words
 from softswitch.trace.program import TracedProgram
 from softswitch.trace.recording import read, renderer
 from switch_support import ROOT
+from switch_support.insides import transport
 from switch_support.way import ETHERNET, WAY, at, fill, ipv4, line, one, only
 
 
@@ -33,7 +34,7 @@ def built() -> TracedEngine:
 @pytest.fixture
 def engine(built: TracedEngine) -> Iterator[TracedEngine]:
     yield built
-    built._local.take_trace()
+    transport(built).take_trace()
     built.limit_output()
     built.take()
 
@@ -310,7 +311,7 @@ def test_a_number_that_no_program_has_is_damage_of_the_description(bits: object)
 def test_damaged_recordings_are_refused_and_nothing_else_happens(engine: TracedEngine, tmp_path: Path) -> None:
     """Bytes changed or cut, in records and in the description, are a TraceError or something that can be shown."""
     engine.inject(1, ipv4("10.1.0.1", tos=3, options=b"abcd"))
-    (records,), _ = engine._local.take_trace()
+    (records,), _ = transport(engine).take_trace()
     chunks = [(1, compile_file(WAY, trace=True).trace.encode()), (2, records), (4, b"")]
     whole = b"".join(struct.pack("<IHH", len(data) + 4, kind, 0) + data for kind, data in chunks)
     at_records = len(chunks[0][1]) + 16

@@ -32,7 +32,7 @@ NAME = "pushed.p4"
 """The file name in messages if the program has no #line."""
 _LINE = re.compile(r'^#line \d+ "(?:[^"<\n]*/)?([\w.+-]{1,100})"$', re.ASCII | re.MULTILINE)
 
-_OK, _REFUSED, _MEMORY, _UNREADABLE = 0, 10, 11, 12
+_OK, REFUSED, _MEMORY, _UNREADABLE = 0, 10, 11, 12
 
 
 class NotCompiled(Exception):
@@ -89,7 +89,7 @@ def compile_program(
         )
     if done.returncode == _UNREADABLE:
         raise NotAProgram(out.decode(errors="replace"))
-    if done.returncode == _REFUSED:
+    if done.returncode == REFUSED:
         raise NotCompiled(out.decode(errors="replace"))
     if done.returncode == _MEMORY:
         raise TooCostly(f"compiling it takes more than the {memory >> 20} MiB of memory that it may")
@@ -125,7 +125,7 @@ def _main(cpu_seconds: int, memory: int, trace: int) -> int:
         return _UNREADABLE
     except CompileError as error:
         out.write(str(error).encode(errors="replace"))
-        return _REFUSED
+        return REFUSED
     p4info = program.p4info.SerializeToString(deterministic=True)
     out.write(cache.pack(program.c_source.encode(), program.bmv2_json.encode(), program.trace.encode(), p4info))
     return _OK

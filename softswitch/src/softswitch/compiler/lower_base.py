@@ -14,7 +14,7 @@ from softswitch.compiler.ir import U32
 from softswitch.compiler.objects import TableObject
 from softswitch.compiler.program import Function, LoweredProgram
 
-_MAX_STATEMENTS = 200_000
+MAX_STATEMENTS = 200_000
 
 MAX_MEMORY = 1 << 20
 """Most bytes of the headers and metadata of a packet, and of the variables of a stage, which are on the stack."""
@@ -54,8 +54,8 @@ class Lowering:
 
     def emit(self, stmt: ir.Instruction) -> None:
         self.emitted += 1
-        if self.emitted > _MAX_STATEMENTS:
-            raise P4Error(self.pos, f"the program grows beyond {_MAX_STATEMENTS} statements when calls are inlined")
+        if self.emitted > MAX_STATEMENTS:
+            raise P4Error(self.pos, f"the program grows beyond {MAX_STATEMENTS} statements when calls are inlined")
         stmt.pos = self.pos
         self.out.append(stmt)
 

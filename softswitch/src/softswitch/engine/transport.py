@@ -179,9 +179,9 @@ class OverSocket:
         on_end: Callable[[str], None] | None,
         timeout: float,
     ) -> None:
-        self._sock = sock
+        self.sock = sock
         self._on_event, self._on_end = on_event, on_end
-        self._timeout = timeout
+        self.timeout = timeout
         self._send_lock = threading.Lock()
         self._state = threading.Condition()
         self._replies: dict[int, bytes | None] = {}
@@ -205,19 +205,19 @@ class OverSocket:
             self._replies[tag] = None
         try:
             with self._send_lock:
-                self._sock.sendall(struct.pack("<IBI", len(batch) + 5, _REQUEST, tag) + batch)
+                self.sock.sendall(struct.pack("<IBI", len(batch) + 5, _REQUEST, tag) + batch)
             with self._state:
                 answered = self._state.wait_for(
-                    lambda: self._replies[tag] is not None or self._ended is not None, self._timeout)
+                    lambda: self._replies[tag] is not None or self._ended is not None, self.timeout)
                 reply = self._replies[tag]
                 if reply is not None:
                     return reply
                 if answered:
                     raise Internal(f"the switch is gone: {self._ended}")
-                raise EngineTimeout(f"the switch did not answer within {self._timeout} s")
+                raise EngineTimeout(f"the switch did not answer within {self.timeout} s")
         except BlockingIOError:
             self._end("it took no request for too long")
-            raise EngineTimeout(f"the switch took no request within {self._timeout} s") from None
+            raise EngineTimeout(f"the switch took no request within {self.timeout} s") from None
         except OSError as error:
             raise Internal(f"the switch is gone: {error}") from error
         finally:
@@ -235,7 +235,7 @@ class OverSocket:
         if self._send_lock.acquire(timeout=within):  # another sender holds it while the switch takes nothing
             try:
                 with contextlib.suppress(OSError):  # the reader finds out what is wrong with the socket
-                    self._sock.send(struct.pack("<IBI", 5, _REQUEST, tag), socket.MSG_DONTWAIT)
+                    self.sock.send(struct.pack("<IBI", 5, _REQUEST, tag), socket.MSG_DONTWAIT)
             finally:
                 self._send_lock.release()
         with self._state:
@@ -244,10 +244,10 @@ class OverSocket:
     def close(self) -> None:
         self._closing = True
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+            self.sock.shutdown(socket.SHUT_RDWR)
         if threading.current_thread() is not self._reader:
-            self._reader.join(self._timeout)
-        self._sock.close()
+            self._reader.join(self.timeout)
+        self.sock.close()
 
     def _read(self) -> None:
         why = "it closed the connection"
@@ -288,7 +288,7 @@ class OverSocket:
     def _take(self, n: int) -> bytes | None:
         parts = bytearray()
         while len(parts) < n:
-            part = self._sock.recv(n - len(parts))
+            part = self.sock.recv(n - len(parts))
             if not part:
                 return None
             parts += part

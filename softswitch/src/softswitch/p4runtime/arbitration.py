@@ -57,7 +57,7 @@ class Arbitration:
         self._default_role_only = default_role_only
         self._lock = threading.Lock()
         self._sessions: list[Session] = []
-        self._highest: dict[str, int] = {}
+        self.highest: dict[str, int] = {}
         """The highest election id of each role so far; it still counts after its controller has left."""
 
     def check_device(self, device_id: int) -> None:
@@ -96,7 +96,7 @@ class Arbitration:
                 self._sessions.append(session)
             session.role, session.election_id, session.access = role, election, access
             if session.may:
-                self._highest[role] = max(self._highest.pop(role, 0), election)
+                self.highest[role] = max(self.highest.pop(role, 0), election)
                 self._forget_roles()
             self._notify(role, session, before)
 
@@ -144,8 +144,8 @@ class Arbitration:
         """Forgets the highest election ids of the roles that are not used any more, the oldest first, beyond MAX_ROLES:
         clients may make up as many names as they like."""
         used = {session.role for session in self._sessions}
-        for role in [role for role in self._highest if role not in used][: max(0, len(self._highest) - MAX_ROLES)]:
-            del self._highest[role]
+        for role in [role for role in self.highest if role not in used][: max(0, len(self.highest) - MAX_ROLES)]:
+            del self.highest[role]
 
     def is_primary(self, session: Session) -> bool:
         with self._lock:
@@ -163,7 +163,7 @@ class Arbitration:
     def _primary(self, role: str) -> Session | None:
         candidates = [s for s in self._sessions if s.role == role and s.election_id and s.may]
         best = max(candidates, key=lambda s: s.election_id, default=None)
-        return best if best is not None and best.election_id >= self._highest.get(role, 0) else None
+        return best if best is not None and best.election_id >= self.highest.get(role, 0) else None
 
     def _notify(self, role: str, changed: Session | None, before: Session | None) -> None:
         """Notifies all controllers of the role where the primary has changed, else only the one that asked."""
@@ -181,7 +181,7 @@ class Arbitration:
             update.role.id = int(role[1:])
         elif role:
             update.role.name = role
-        highest = primary.election_id if primary is not None else self._highest.get(role, 0)
+        highest = primary.election_id if primary is not None else self.highest.get(role, 0)
         if highest:
             update.election_id.high, update.election_id.low = highest >> 64, highest & (2**64 - 1)
         if session is primary:

@@ -73,7 +73,7 @@ class Compiler:
             raise InvalidArgument(f"p4_device_config: {error}") from None
         if not data.strip():
             raise InvalidArgument("p4_device_config is empty: expected P4 source text, or JSON with it")
-        name = f"program-{self._key(data)}"
+        name = f"program-{self.key(data)}"
         built = _recall(self._cache, name)
         if built is None:
             with _alone(self._cache, name):
@@ -86,7 +86,7 @@ class Compiler:
     def keep(self, config: bytes, program: Program) -> None:
         """Builds what the front end has made of a configuration, so that the switch which is given it starts at once.
         Raises EngineError."""
-        name = f"program-{self._key(config)}"
+        name = f"program-{self.key(config)}"
         if _recall(self._cache, name) is None and bool(program.trace) == self._trace:
             executable = build_executable(program.c_source, flags=self._flags, cache_dir=self._cache_dir)
             _remember(self._cache, name, Built(executable, program.p4info, program.bmv2_json, program.trace))
@@ -104,7 +104,7 @@ class Compiler:
             data = preprocess(text, str(path), include=include, defines=defines).encode()
         return p4r.ForwardingPipelineConfig(p4info=self(data).p4info, p4_device_config=data)
 
-    def _key(self, config: bytes) -> str:
+    def key(self, config: bytes) -> str:
         """The cache key: configuration, flags, C compiler, processor, and the files of this package: a newer softswitch
         compiles again, and so does another machine with the same home."""
         digest = hashlib.sha256(config + b"\0" + " ".join(self._flags).encode() + b"\0")

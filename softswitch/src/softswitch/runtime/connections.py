@@ -91,7 +91,7 @@ _End = tuple[str, int]
 """Address and port of one end of a connection."""
 
 
-class _Connection(NamedTuple):
+class AcceptedConnection(NamedTuple):
     number: int
     """Its descriptor."""
     inode: int
@@ -154,7 +154,7 @@ class ConnectionWatch:
         admitted = set(self._admitted)
         if len(os.listdir(_FILES)) <= self._room and len(admitted) <= 2 * self._room:
             return False  # nor are there more connections
-        every = list(_connections(self._at))
+        every = list(accepted(self._at))
         self._admitted -= admitted - {one.end for one in every}
         if len(every) <= self._room:
             return False
@@ -167,7 +167,7 @@ class ConnectionWatch:
         # machines of a job may have a network of IPv6 in common, which one stranger may have for himself
         ended += _above(_by_peer(one._replace(peer=one.end[0]) if one.end else one for one in known), self._room)
         for connection in ended:
-            _end_connection(connection)
+            end_connection(connection)
         self._ended += len(ended)
         if self._clock() >= self._warn_from:
             peer, its = max(_by_peer(every).items(), key=lambda item: len(item[1]))
@@ -182,9 +182,9 @@ class ConnectionWatch:
         return ", ".join(f"port {at}" if isinstance(at, int) else at for at in sorted(self._at, key=str))
 
 
-def _by_peer(connections: Iterable[_Connection]) -> dict[str, list[_Connection]]:
+def _by_peer(connections: Iterable[AcceptedConnection]) -> dict[str, list[AcceptedConnection]]:
     """The connections of each peer: those that have spoken before those that have not, the oldest of both first."""
-    found: dict[str, list[_Connection]] = {}
+    found: dict[str, list[AcceptedConnection]] = {}
     for connection in connections:
         found.setdefault(connection.peer, []).append(connection)
     for its in found.values():
@@ -192,7 +192,7 @@ def _by_peer(connections: Iterable[_Connection]) -> dict[str, list[_Connection]]
     return found
 
 
-def _silent(found: Mapping[str, list[_Connection]]) -> list[_Connection]:
+def _silent(found: Mapping[str, list[AcceptedConnection]]) -> list[AcceptedConnection]:
     """Connections that have said nothing, but for the first of each peer: the newest of the peers that have most come
     first."""
     silent = [(number, one) for its in found.values()
@@ -200,7 +200,7 @@ def _silent(found: Mapping[str, list[_Connection]]) -> list[_Connection]:
     return [one for _, one in sorted(silent, key=lambda item: item[0], reverse=True)]
 
 
-def _above(found: Mapping[str, list[_Connection]], room: int) -> list[_Connection]:
+def _above(found: Mapping[str, list[AcceptedConnection]], room: int) -> list[AcceptedConnection]:
     """The newest of the peers that have most, as far as all together have more than ``room``.  Of each peer stays one,
     and as many as the others have with which it shares the room: up to one for each peer are too many then."""
     share = 1
@@ -209,10 +209,10 @@ def _above(found: Mapping[str, list[_Connection]], room: int) -> list[_Connectio
     return [one for its in found.values() for one in its[share:]]
 
 
-def _connections(at: frozenset[int | str]) -> Iterator[_Connection]:
+def accepted(at: frozenset[int | str]) -> Iterator[AcceptedConnection]:
     """The connections that this process has accepted there, the oldest first: a new one takes the lowest descriptor
     that is free."""
-    users = _local_users()
+    users = local_users()
     for number in sorted(map(int, os.listdir(_FILES))):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             status = os.fstat(number)
@@ -223,7 +223,7 @@ def _connections(at: frozenset[int | str]) -> Iterator[_Connection]:
                 here = name in at if isinstance(name, str) else len(name) > 1 and name[1] in at
                 if here and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     there = None if connection.family == socket.AF_UNIX else _end(connection.getpeername())
-                    yield _Connection(number, status.st_ino, _peer(connection, users), _spoke(connection), there)
+                    yield AcceptedConnection(number, status.st_ino, _peer(connection, users), _spoke(connection), there)
 
 
 def _spoke(connection: socket.socket) -> bool:
@@ -233,7 +233,8 @@ def _spoke(connection: socket.socket) -> bool:
     return len(told) < _RECEIVED.size or _RECEIVED.unpack(told)[0] >= _PREFACE_BYTES
 
 
-def _end_connection(connection: _Connection) -> None:
+def end_connection(connection: AcceptedConnection) -> None:
+    """End it, if it is still the one that its descriptor names."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.number)) as one:
         if os.fstat(one.fileno()).st_ino == connection.inode:
             one.shutdown(socket.SHUT_RDWR)
@@ -260,7 +261,7 @@ def _end(name: tuple[str, int]) -> _End:
     return name[0].removeprefix("::ffff:"), name[1]
 
 
-def _local_users() -> dict[tuple[_End, _End], int]:
+def local_users() -> dict[tuple[_End, _End], int]:
     """The user of each TCP connection that begins in this network namespace, by its ends."""
     found = {}
     for file in _TCP:
