@@ -105,7 +105,7 @@ def test_two_threads_at_once_are_refused() -> None:
     with loopback_job(2) as comms:
         inside = threading.Thread(target=lambda: comms[0].barrier(), daemon=True)
         inside.start()
-        while not parts_of(comms[0]).sequencer._lock.locked():
+        while not comms[0].flight():
             pass
         with pytest.raises(Busy, match="another thread"):
             comms[0].barrier()

@@ -191,7 +191,9 @@ def test_operations_that_were_started_before_the_program_is_told_end_alike() -> 
                 mine.barrier()
         else:
             works = [mine.iallreduce(np.full(4, number, np.int32)) for number in range(3)]
-            works[-1]._done.wait(60)
+            ended = threading.Event()
+            works[-1].add_done_callback(lambda work: ended.set())
+            assert ended.wait(60)
             works.append(mine.iallreduce(np.full(4, 3, np.int32)))  # it has not been told yet
             for one in works:
                 with pytest.raises(RanksChanged):

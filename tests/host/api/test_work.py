@@ -7,12 +7,13 @@ import queue
 import sys
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from netfold.host.api.communicator import Communicator
-from netfold.host.api.work import News, OperationSequencer, Work
+from netfold.host.api.work import OperationSequencer, Work
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost
 from netfold.testing import loopback_job, on_every_rank
 
@@ -58,15 +59,12 @@ def test_callbacks_come_once_the_work_is_done() -> None:
 
 def test_what_fails_before_an_operation_reaches_the_waiter() -> None:
     """The timeline has no room, say: the work is done, with that error."""
-    work = Work(lambda: 1, "an operation", News())
-
-    def fail() -> None:
-        raise OSError("no room")
-
-    work._starts = fail
-    work._run()
+    order = OperationSequencer("rank 0")
+    order.flight.timeline = Mock(add=Mock(side_effect=OSError("no room")))
+    work = order.later(lambda: 1, "an operation")
     with pytest.raises(OSError, match="no room"):
-        work.wait(0)
+        work.wait(20)
+    order.close()
 
 
 def test_waiting_is_bounded_and_errors_come_out_of_wait() -> None:
@@ -111,7 +109,7 @@ def test_nothing_is_begun_while_a_communicator_waits_for_its_close() -> None:
     assert not closing.is_alive()
 
 
-def test_what_a_close_overtakes_on_its_way_to_the_queue_ends() -> None:
+def test_what_a_close_overtakes_on_its_way_to_the_queue_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The work ends with Closed, as where a signal's handler closes in the middle of the call that begins it."""
 
     class Overtaken(queue.SimpleQueue[Any]):
@@ -120,8 +118,9 @@ def test_what_a_close_overtakes_on_its_way_to_the_queue_ends() -> None:
                 order.close()
             super().put(work)
 
-    order = OperationSequencer("rank 0")
-    order._queue = Overtaken()
+    with monkeypatch.context() as patch:
+        patch.setattr("netfold.host.api.work.queue.SimpleQueue", Overtaken)
+        order = OperationSequencer("rank 0")
     late = order.later(lambda: 1, "late")
     with pytest.raises(Closed):
         late.wait(20)
@@ -155,27 +154,28 @@ def test_a_close_while_the_first_thread_is_made_leaves_no_thread(monkeypatch: py
     order = OperationSequencer("rank 0")
     begun: list[Work[int]] = []
     caller = threading.Thread(target=lambda: begun.append(order.later(lambda: 1, "late")), daemon=True)
+    made: list[threading.Thread] = []
 
     class Interrupted(threading.Thread):
         def __init__(self, **how: Any) -> None:
             super().__init__(**how)
+            made.append(self)
             order.close()
 
     monkeypatch.setattr("netfold.host.api.work.threading.Thread", Interrupted)
     caller.start()
     caller.join(20)
     assert begun[0].done(), "the call that begins a work waits for ever"
-    assert order._thread is not None
-    assert not order._thread.is_alive()
+    assert [thread.is_alive() for thread in made] == [False]
 
 
 def test_a_communicator_that_a_callback_closes_leaves_no_thread() -> None:
     """The callback runs on that very thread, which ends after it; what stands behind is refused."""
     order, gate = OperationSequencer("rank 0"), threading.Event()
-    work = order.later(lambda: gate.wait(20), "first")
+    work = order.later(lambda: gate.wait(20) and threading.current_thread(), "first")
     work.add_done_callback(lambda done: order.close())
     gate.set()
-    work.wait(20)
-    assert order._thread is not None
-    order._thread.join(20)
-    assert not order._thread.is_alive()
+    thread = work.wait(20)
+    assert isinstance(thread, threading.Thread)
+    thread.join(20)
+    assert not thread.is_alive()
