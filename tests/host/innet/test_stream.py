@@ -138,7 +138,7 @@ def test_marks_shrink_the_window_and_their_absence_opens_it() -> None:
         network.at(start + 2000 * MICROSECOND, look)
         for _ in run(fabric, calls):
             pass
-        network._queue.clear()
+        network.queue.clear()
         return max(seen[len(seen) // 2 : len(seen) * 9 // 10])
 
     assert most_in_flight() <= 8

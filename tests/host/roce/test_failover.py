@@ -60,14 +60,14 @@ class Leaf:
                 return None
             if not late:
                 return datagram
-            to = self._towards
+            to = self.towards
             network.at(network.now + late, lambda: to(datagram))
             return None
 
         self.wires.path = path
 
     @property
-    def _towards(self) -> Callable[[Datagram], None]:
+    def towards(self) -> Callable[[Datagram], None]:
         """The endpoint that a packet is for: requests go to their queue pair's owner, answers to endpoint 0."""
         payload = self.wires.sent[-1]
         number = int.from_bytes(payload[5:8], "big")
@@ -163,7 +163,7 @@ def test_a_path_on_which_any_peer_answers_is_not_dead() -> None:
     until = 200 * MILLISECOND
 
     def silent(datagram: Datagram) -> int | None:
-        to_first = leaf._towards is leaf.wires.deliver[1]
+        to_first = leaf.towards is leaf.wires.deliver[1]
         return None if to_first and leaf.wires.network.now < until else MILLISECOND
 
     leaf.paths = silent

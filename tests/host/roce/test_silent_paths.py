@@ -45,11 +45,11 @@ class TwoPaths(Wires):
         """Source port of a path that loses everything -> since when."""
         self.stuck: dict[int, list[tuple[int, int]]] = {}
         """Source port of a path -> from when to when it holds everything back."""
-        self.path = self._on_its_way
+        self.path = self.on_its_way
         self.writers: list[Writer] = []
         """They own the memory that packets are made of."""
 
-    def _on_its_way(self, datagram: Datagram) -> Datagram | None:
+    def on_its_way(self, datagram: Datagram) -> Datagram | None:
         now, port = self.network.now, datagram.source_port
         if now >= self.dead.get(port, now + 1):
             return None
@@ -132,7 +132,7 @@ def test_late_answers_from_an_old_path_are_no_sign_of_life_of_the_new_one() -> N
 
     def slow_answers(datagram: Datagram) -> Datagram | None:
         if datagram.payload[0] != Opcode.ACKNOWLEDGE or datagram.source_port != PORT:
-            return wires._on_its_way(datagram)
+            return wires.on_its_way(datagram)
         wires.later(datagram, next(late) * MILLISECOND)
         return None
 
@@ -226,7 +226,7 @@ def test_what_is_lost_again_after_a_dead_path_goes_again_together() -> None:
         if opcode != Opcode.ACKNOWLEDGE and last - 24 <= psn < last and psn not in lost:
             lost[psn] = wires.network.now
             return None
-        return wires._on_its_way(datagram)
+        return wires.on_its_way(datagram)
 
     wires.path = lossy
     wires.run(writer.done)

@@ -296,7 +296,7 @@ def test_a_join_whose_second_step_ends_badly_ends_by_name(
     async def connect(request: Connect) -> Connected:
         return answer(await honest(request))
 
-    monkeypatch.setattr(job, "_answer", connect)
+    monkeypatch.setattr(job, "answer", connect)
     with pytest.raises(NetFoldError, match=words):
         joined(job, words)
 
@@ -311,7 +311,7 @@ def test_a_controller_that_dies_in_the_second_step_ends_the_join(
             await asyncio.Event().wait()
         raise Refusal(Code.UNAVAILABLE, "the controller is being started anew")
 
-    monkeypatch.setattr(job, "_answer", connect)
+    monkeypatch.setattr(job, "answer", connect)
     monkeypatch.setattr("netfold.host.client.fold_client.CONNECT_TIMEOUT", 1.0)
     started = time.monotonic()
     with pytest.raises(NetFoldError, match=r"connect|UNAVAILABLE|DEADLINE"):

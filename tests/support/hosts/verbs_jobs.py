@@ -73,11 +73,11 @@ class VerbsJobs(LoopbackJobs):
         self._newcomers: dict[str, list[Join]] = {}
         self._changes: dict[tuple[str, int], Change] = {}
         self._changed = asyncio.Condition()
-        self._answer = self.connect  # a test may put something else in its place
+        self.answer = self.connect  # a test may put something else in its place
 
     def methods(self) -> dict[str, rpc.Method]:
         async def connect(request: Connect) -> Connected:
-            return await self._answer(request)
+            return await self.answer(request)
 
         async def reform(request: Reform) -> Reformed:
             if not self.reforms:

@@ -61,7 +61,8 @@ class TerribleNetwork:
     spoiled: int = 0
 
     def __post_init__(self) -> None:
-        self._queue: list[tuple[int, int, Callable[[], None]]] = []
+        self.queue: list[tuple[int, int, Callable[[], None]]] = []
+        """What happens next: when, an order, and what."""
         self._order = count()
         self._free: dict[Callable[[Any], None], int] = {}
         self.disturbed = False
@@ -79,7 +80,7 @@ class TerribleNetwork:
             packet = packet._replace(marked=True)
         for _ in range(2 if self.rng.random() < self.duplicate else 1):
             late = self.rng.randrange(self.late) if self.rng.random() < self.reorder else 0
-            heapq.heappush(self._queue, (leaves + self.delay + late, next(self._order), partial(deliver, packet)))
+            heapq.heappush(self.queue, (leaves + self.delay + late, next(self._order), partial(deliver, packet)))
 
     def last_hop(self, payload: bytes) -> bytes:
         """The UDP payload as it reaches its host.  What the ICRC masks stays as it is."""
@@ -98,16 +99,16 @@ class TerribleNetwork:
             self.disturbed = True
             call()
 
-        heapq.heappush(self._queue, (when, next(self._order), disturb))
+        heapq.heappush(self.queue, (when, next(self._order), disturb))
 
     def next_time(self) -> int:
         """The time of the next event, or NEVER."""
-        return self._queue[0][0] if self._queue else NEVER
+        return self.queue[0][0] if self.queue else NEVER
 
     def step(self, until: int) -> None:
         """Lets everything happen that is due by then."""
-        while self._queue and self._queue[0][0] <= until:
-            self.now, _, call = heapq.heappop(self._queue)
+        while self.queue and self.queue[0][0] <= until:
+            self.now, _, call = heapq.heappop(self.queue)
             call()
         self.now = max(self.now, until)
 
