@@ -47,8 +47,8 @@ class DeviceAllreduce:
                 f"be copied, is not installed ({error}): pip install torch, or give a numpy array"
             ) from error
         self._allreduce, self._out, self._array = allreduce, out, array
-        source = _as_tensor(array)
-        self._result = source.detach().clone() if out is None else _as_tensor(out, filled=True)
+        source = as_tensor(array)
+        self._result = source.detach().clone() if out is None else as_tensor(out, filled=True)
         if self._result.shape != source.shape or self._result.dtype != source.dtype:
             raise ValueError(f"out is {self._result.dtype} of {tuple(self._result.shape)}: expected {source.dtype} of "
                              f"{tuple(source.shape)}")
@@ -89,7 +89,7 @@ class DeviceAllreduce:
         return work
 
 
-def _as_tensor(array: Any, *, filled: bool = False) -> torch.Tensor:
+def as_tensor(array: Any, *, filled: bool = False) -> torch.Tensor:
     """A tensor of an array's memory, ordered behind the work that fills it.  Raises ValueError.
 
     filled  the tensor is, so the array must not be read-only

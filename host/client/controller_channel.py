@@ -50,7 +50,7 @@ class ControllerChannel:
         for address in addresses:
             tls.check(address, token=bool(metadata))
         self._addresses = list(addresses)
-        self._numbers = [number for address in addresses for number in _in_numbers(address)]
+        self._numbers = [number for address in addresses for number in in_numbers(address)]
         """The same addresses as numbers, without host names: a forked child cannot resolve names."""
         self._metadata = metadata
         self._place = 0
@@ -68,7 +68,7 @@ class ControllerChannel:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.channel))
         ControllerChannel._works &= self._closed
         self._lock, self._closed = threading.Lock(), True
-        disconnect(_connections_to(self._numbers))
+        disconnect(connections_to(self._numbers))
 
     @property
     def addresses(self) -> list[str]:
@@ -88,7 +88,7 @@ class ControllerChannel:
                 continue
             with self._lock:
                 self._addresses.append(address)
-                self._numbers += _in_numbers(address)
+                self._numbers += in_numbers(address)
         self._watch_for_hangs()
 
     def _watch_for_hangs(self) -> None:
@@ -158,7 +158,7 @@ class ControllerChannel:
                         CLOSE_SECONDS)
 
 
-def _in_numbers(address: str) -> list[str]:
+def in_numbers(address: str) -> list[str]:
     """The address, or where it has a host's name those that the name stands for now."""
     host, _, port = address.rpartition(":")
     if address.startswith("unix:"):
@@ -170,7 +170,7 @@ def _in_numbers(address: str) -> list[str]:
     return [f"{one[4][0]}:{port}" for one in found]
 
 
-def _connections_to(addresses: Sequence[str]) -> Iterator[int]:
+def connections_to(addresses: Sequence[str]) -> Iterator[int]:
     """Descriptors of this process that are connected to one of these addresses, which have no names of hosts."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):

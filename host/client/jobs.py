@@ -67,10 +67,10 @@ class JobClient:
         try:
             metadata = tokens.metadata(tokens.checked(token, "token") if token else tokens.given())
             addresses = [address.strip() for address in controller.split(",") if address.strip()]
-            self._connection = ControllerChannel(addresses, metadata)
+            self.connection = ControllerChannel(addresses, metadata)
         except (tokens.TokenError, TlsError) as error:
             raise JoinRefused(f"{controller}: {error}") from error
-        self.unary, self.stream = self._connection.unary, self._connection.stream
+        self.unary, self.stream = self.connection.unary, self.connection.stream
         self._join = self.unary(f"{SERVICE}/Join", Plan)
         self._report = self.unary(f"{SERVICE}/Report", Done)
         self._leave = self.unary(f"{SERVICE}/Leave", Done)
@@ -89,7 +89,7 @@ class JobClient:
         try:
             plan = whole(self._joined(request, planning))
             self._secret, self._world = plan.rank_secret, plan.world
-            self._connection.learn(plan.controllers)
+            self.connection.learn(plan.controllers)
             return plan
         except grpc.RpcError as error:
             code, details = error.code(), error.details() or "no details"
@@ -113,7 +113,7 @@ class JobClient:
         began = time.monotonic()
         gone: float | None = None
         while True:
-            channel, asked = self._connection.channel, time.monotonic()
+            channel, asked = self.connection.channel, time.monotonic()
             left = began + request.timeout - asked
             try:
                 plan: Plan = self._join(
@@ -124,12 +124,12 @@ class JobClient:
                 now = time.monotonic()
                 if now - asked > RETRY_SECONDS:
                     gone = None  # somebody was there
-                elif gone is None and asked == began and len(self._connection.addresses) == 1:
+                elif gone is None and asked == began and len(self.connection.addresses) == 1:
                     raise
                 gone = gone or now
                 if error.code() not in AWAY or now > min(gone + TAKE_OVER_SECONDS, began + request.timeout):
                     raise
-            self._connection.go_on(channel)
+            self.connection.go_on(channel)
             time.sleep(RETRY_SECONDS)
 
     def reform(
@@ -165,9 +165,9 @@ class JobClient:
 
     def follow(self, plan: Plan) -> JobClient:
         """Another connection to the same controllers, for the plan of this rank in the next incarnation of its job."""
-        client = JobClient(",".join(self._connection.addresses), token=self._token)
+        client = JobClient(",".join(self.connection.addresses), token=self._token)
         client._secret, client._world = plan.rank_secret, plan.world
-        client._connection.learn(plan.controllers)
+        client.connection.learn(plan.controllers)
         return client
 
     def join_group(
@@ -184,7 +184,7 @@ class JobClient:
         timeout  seconds to wait for the other members
         planning  as of ``join``
         """
-        client = JobClient(",".join(self._connection.addresses), token=self._token)
+        client = JobClient(",".join(self.connection.addresses), token=self._token)
         try:
             mine = plan.peers[plan.rank]
             group = GroupOf(plan.job, plan.epoch, plan.rank, plan.rank_secret, list(members), number)
@@ -201,14 +201,14 @@ class JobClient:
         after ``leave``.
 
         plan  returns the latest plan"""
-        first, channel = plan(), self._connection.channel
+        first, channel = plan(), self.connection.channel
         settled = Settled(first.job, first.rank, first.epoch, first.rank_secret)
 
         def call(heard: int) -> Any:
             nonlocal channel
             with self.planning:
                 now = plan()
-            channel = self._connection.channel
+            channel = self.connection.channel
             return self._watch(Watch(now.job, now.rank, now.epoch, now.rank_secret, now.ticket, now.waits, now.round,
                                      now.folds and not now.stand_in, heard))
 
@@ -216,7 +216,7 @@ class JobClient:
             call, f"job {first.job!r}, rank {first.rank} of {first.world}",
             lambda: self.post(self._settled, settled),
             # an RC rank gets its first ticket once it has connected; until then the next controller refuses it
-            (lambda: self._connection.go_on(channel)) if first.registers or first.fold_address else None,
+            (lambda: self.connection.go_on(channel)) if first.registers or first.fold_address else None,
             folds=first.folds, rank=first.rank,
         )
         return self._watcher
@@ -308,7 +308,7 @@ class JobClient:
 
     def close(self) -> None:
         """Closes the connection, waiting ``CLOSE_SECONDS`` at most."""
-        self._connection.close()
+        self.connection.close()
 
 
 def whole(plan: Plan) -> Plan:

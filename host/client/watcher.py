@@ -148,9 +148,10 @@ class Watcher:
         self._listening.close()
 
     def _listen(self) -> StreamListener:
-        return StreamListener(lambda: self._call(self._halt), "netfold-watch", self._on_event, self._on_end)
+        return StreamListener(lambda: self._call(self._halt), "netfold-watch", self.on_event, self.on_end)
 
-    def _on_end(self, why: str, status: grpc.StatusCode) -> float | None:
+    def on_end(self, why: str, status: grpc.StatusCode) -> float | None:
+        """The stream has ended.  Returns the seconds until it is to be opened again; None: never."""
         self._watched = False
         if self._closing or isinstance(self._job_error, errors.JobEnded | errors.Evicted):
             return None
@@ -173,7 +174,8 @@ class Watcher:
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         return pause
 
-    def _on_event(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
+        """The controller has sent this."""
         if isinstance(event, Watching):
             if self._gone_since is not None:
                 log.log(self._shared, "%s: registered with a controller again after %.2f s", self._me,

@@ -124,7 +124,7 @@ def shared_file(local: Mesh, size: int) -> int:
         if local.rank == 0:
             drawn = secrets.token_bytes(NONCE_BYTES)
             try:
-                file = _create(_path(local, drawn), size)
+                file = create_file(_path(local, drawn), size)
                 path = _path(local, drawn)
                 nonce[:] = np.frombuffer(drawn, np.uint8)
             except OSError as error:  # a nonce of zeros tells the others that it failed
@@ -132,7 +132,7 @@ def shared_file(local: Mesh, size: int) -> int:
         run(local, binomial(local, nonce))
         if local.rank and nonce.any():
             try:
-                file = _open(_path(local, nonce.tobytes()), size)
+                file = open_file(_path(local, nonce.tobytes()), size)
             except OSError as error:
                 refused = f" (this process does not see the first rank's {SHARED}: {error.strerror})"
         run(local, barrier(local))
@@ -158,7 +158,7 @@ def _path(local: Mesh, nonce: bytes) -> str:
     return f"{SHARED}/netfold-{derive(local.secret, 'shared memory', nonce.hex())[:NAME_BYTES].hex()}"
 
 
-def _create(path: str, size: int) -> int:
+def create_file(path: str, size: int) -> int:
     """Makes and opens a file that nobody but this user can open.  Raises OSError."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -171,8 +171,8 @@ def _create(path: str, size: int) -> int:
     return file
 
 
-def _open(path: str, size: int) -> int:
-    """Opens a file that another process of this user has made by ``_create``.  Raises OSError."""
+def open_file(path: str, size: int) -> int:
+    """Opens a file that another process of this user has made by ``create_file``.  Raises OSError."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         found = os.fstat(file)

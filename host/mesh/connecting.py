@@ -131,9 +131,10 @@ class Connecting:
         self._poller = poller
         self._admit = admit
         self._admit_lane = admit_lane
-        self._clock = clock
-        self._outgoing: dict[int, _Outgoing] = {}
-        self._incoming: dict[int, _Incoming] = {}
+        self.clock = clock
+        self.outgoing: dict[int, _Outgoing] = {}
+        self.incoming: dict[int, _Incoming] = {}
+        """Connections without a proof as yet, by descriptor: those that this rank has begun, and those of others."""
         self._fd_of: dict[Key, int] = {}
         """The descriptor of the connection attempt."""
         self._unproven: UnprovenLimit[int] = UnprovenLimit(plan.world)
@@ -158,19 +159,19 @@ class Connecting:
     def unproven(self) -> list[Attempt]:
         """The connections to peers that are being made."""
         return [Attempt(one.initiator.peer, one.lane, one.socket, one.since, one.greeted, one.tries)
-                for one in self._outgoing.values()]
+                for one in self.outgoing.values()]
 
     def try_ports(self, attempt: Attempt, ports: Sequence[int]) -> Unconnected | None:
         """Begins anew, from one of these source ports, what was not greeted.  Returns what has become of it where that
         cannot be."""
-        one = self._outgoing[self._fd_of[attempt.rank, attempt.lane]]
+        one = self.outgoing[self._fd_of[attempt.rank, attempt.lane]]
         self._forget(one).close()
         return self._begin_again(one, one.attempts, tuple(ports), one.tries + 1)
 
     def drop(self, peer: int) -> None:
         """Closes the connection for messages to a peer that is being made."""
         if (peer, None) in self._fd_of:
-            self._forget(self._outgoing[self._fd_of[peer, None]]).close()
+            self._forget(self.outgoing[self._fd_of[peer, None]]).close()
 
     def connecting(self, peer: int) -> bool:
         """True if this rank has opened a connection for messages to the peer that is not proven yet."""
@@ -187,25 +188,25 @@ class Connecting:
         has arrived while nobody looked counts."""
         if not self._unproven:  # as nearly always
             return
-        for fd in self._unproven.expired(self._clock()):
-            self._refuse(self._incoming[fd], "does not finish its handshake in time", limited=False)
+        for fd in self._unproven.expired(self.clock()):
+            self._refuse(self.incoming[fd], "does not finish its handshake in time", limited=False)
 
     def on_ready(self, fd: int) -> Proven | Unconnected | None:
         """Handles an event.  Returns a connection that is proven now, a rank that cannot be connected to, or None."""
         if fd == self.listener.fileno():
             self._accept()
-        elif fd in self._incoming:
-            return self._respond(self._incoming[fd])
-        elif fd in self._outgoing:
-            return self._initiate(self._outgoing[fd])
+        elif fd in self.incoming:
+            return self._respond(self.incoming[fd])
+        elif fd in self.outgoing:
+            return self._initiate(self.outgoing[fd])
         return None  # what an earlier event of the same poll has closed is not known any more
 
     def close(self) -> None:
         """Closes the listener and all connections that have not been handed over."""
-        for sock in [one.socket for one in self._incoming.values()] + [one.socket for one in self._outgoing.values()]:
+        for sock in [one.socket for one in self.incoming.values()] + [one.socket for one in self.outgoing.values()]:
             sock.close()
-        self._incoming.clear()
-        self._outgoing.clear()
+        self.incoming.clear()
+        self.outgoing.clear()
         self._fd_of.clear()
         self.listener.close()
 
@@ -215,8 +216,8 @@ class Connecting:
     ) -> None:
         sock = self._from_one_of(ports, where, peer)
         initiator = Initiator(self._me, peer, lane=lane)
-        one = _Outgoing(sock, initiator, where, attempts, lane, ports, self._clock(), tries=tries)
-        self._outgoing[sock.fileno()] = one
+        one = _Outgoing(sock, initiator, where, attempts, lane, ports, self.clock(), tries=tries)
+        self.outgoing[sock.fileno()] = one
         self._fd_of[one.key] = sock.fileno()
         self._poller.register(sock, one.events)
 
@@ -239,7 +240,7 @@ class Connecting:
         """Takes a connection out of this object's hands; its socket belongs to the caller."""
         fd = one.socket.fileno()
         self._poller.unregister(fd)
-        del self._outgoing[fd], self._fd_of[one.key]
+        del self.outgoing[fd], self._fd_of[one.key]
         return one.socket
 
     def _initiate(self, one: _Outgoing) -> Proven | Unconnected | None:
@@ -247,7 +248,7 @@ class Connecting:
         try:
             if not one.greeted:
                 one.socket.send(initiator.hello)  # where it is not connected yet, it would block
-                one.greeted, one.since = True, self._clock()
+                one.greeted, one.since = True, self.clock()
                 self._poller.modify(one.socket, one.events)
             while initiator.wanted:
                 data = one.socket.recv(initiator.wanted)
@@ -300,15 +301,15 @@ class Connecting:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._count(f"this process has no file descriptors left ({error.strerror})")
                     if (fd := self._unproven.drop_one()) is not None:
-                        self._refuse(self._incoming[fd], "was the oldest", limited=False)
+                        self._refuse(self.incoming[fd], "was the oldest", limited=False)
                 return
             own(sock).setblocking(False)
             fd = sock.fileno()
             responder = Responder(self._me, lanes=self._admit_lane is not None)
-            self._incoming[fd] = _Incoming(sock, responder, f"{source[0]}:{source[1]}")
+            self.incoming[fd] = _Incoming(sock, responder, f"{source[0]}:{source[1]}")
             self._poller.register(sock, select.POLLIN)
-            if (oldest := self._unproven.add(fd, source[0], self._clock())) is not None:
-                self._refuse(self._incoming[oldest], f"was the oldest of {self._unproven.most} unproven ones",
+            if (oldest := self._unproven.add(fd, source[0], self.clock())) is not None:
+                self._refuse(self.incoming[oldest], f"was the oldest of {self._unproven.most} unproven ones",
                              limited=False)
 
     def _respond(self, one: _Incoming) -> Proven | None:
@@ -338,7 +339,7 @@ class Connecting:
             self._refuse(one, f"proves to be rank {responder.peer}, to which there is another")
             return None
         self._poller.unregister(one.socket)
-        del self._incoming[one.socket.fileno()]
+        del self.incoming[one.socket.fileno()]
         self._unproven.remove(one.socket.fileno())
         if responder.lane is None:
             self.drop(responder.peer)  # what this rank began is not needed
@@ -354,7 +355,7 @@ class Connecting:
         counts among the unproven ones."""
         fd = one.socket.fileno()
         self._poller.unregister(fd)
-        del self._incoming[fd]
+        del self.incoming[fd]
         if limited:
             self._unproven.remove(fd)
         self._count(f"the one from {one.source} {why}")

@@ -191,7 +191,9 @@ class Lanes:
                 self._begin_part(lane)
                 self._watch_in(lane)
 
-    def _read(self, lane: InLane) -> bool:
+    def read(self, lane: InLane) -> bool:
+        """Reads what has come on a lane, about ``BURST_BYTES`` at most.  Returns whether anything has.  Raises
+        RankMismatch."""
         if self._operations.error is not None:
             return False  # nothing is written into the caller's memory any more
         total = 0
@@ -275,7 +277,7 @@ class Lanes:
 
     def _on_in(self, lane: InLane) -> bool:
         with self._spanned("receive"):
-            moved = self._read(lane)
+            moved = self.read(lane)
         self._watch_in(lane)
         return moved
 

@@ -192,7 +192,7 @@ class Subset(Mesh):
             raise ValueError(f"ranks={list(ranks)}: expected different ranks of 0 .. {mesh.size - 1}")
         if mesh.rank not in ranks:
             raise ValueError(f"ranks={list(ranks)}: rank {mesh.rank} is not in its own subset")
-        self._mesh = mesh
+        self.mesh = mesh
         self.kind, self.rail, self.secret = mesh.kind, mesh.rail, mesh.secret
         self.merged_segments = mesh.merged_segments
         self.ranks = tuple(ranks)
@@ -200,28 +200,28 @@ class Subset(Mesh):
         self.size = len(self.ranks)
 
     def send(self, peer: int, data: Flat, *, tag: int = 0) -> Pending:
-        return self._mesh.send(self.ranks[peer], data, tag=tag)
+        return self.mesh.send(self.ranks[peer], data, tag=tag)
 
     def receive(self, peer: int, into: Flat, *, tag: int = 0) -> Pending:
-        return self._mesh.receive(self.ranks[peer], into, tag=tag)
+        return self.mesh.receive(self.ranks[peer], into, tag=tag)
 
     def wait(self, pending: Sequence[Pending], *, first: bool = False) -> None:
-        self._mesh.wait(pending, first=first)
+        self.mesh.wait(pending, first=first)
 
     def flush(self) -> None:
-        self._mesh.flush()
+        self.mesh.flush()
 
     def look(self) -> None:
-        self._mesh.look()
+        self.mesh.look()
 
     def begin(self, call: Call) -> None:
-        self._mesh.begin(call)
+        self.mesh.begin(call)
 
     def expect(self, algorithm: str, *, ranks: Sequence[int] = (), root: int = 0) -> None:
-        self._mesh.expect(algorithm, ranks=[self.ranks[rank] for rank in ranks or range(self.size)], root=root)
+        self.mesh.expect(algorithm, ranks=[self.ranks[rank] for rank in ranks or range(self.size)], root=root)
 
     def abort(self, error: BaseException) -> None:
-        self._mesh.abort(error)
+        self.mesh.abort(error)
 
     def close(self) -> None:
         """Does nothing: the mesh belongs to whoever made it."""

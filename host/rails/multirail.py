@@ -114,13 +114,13 @@ class MultiRail:
             self._rails, state, detector, lambda: self.shares.quickest(self._rails.live), clock
         )
         self._stripes = striping.StripeThreads(self._rails, state, timeline=listeners.timeline, clock=clock)
-        self._state, self._channel, self.detector, self._clock = state, channel, detector, clock
+        self.state, self._channel, self.detector, self._clock = state, channel, detector, clock
         self._note, self._keep = listeners.note, listeners.keep
         self._account = Account(self._rails)
         self._resent = [0] * len(rails)
-        self._schedule = ExchangeSchedule()
+        self.schedule = ExchangeSchedule()
         told = BriefListeners(self._note, self._settle, self._count, self._told_allreduce)
-        self.brief = BriefCalls(self._rails, self._agreements, self._account, self._schedule, told)
+        self.brief = BriefCalls(self._rails, self._agreements, self._account, self.schedule, told)
         """Short calls that it repeats, by signature; none while a rail is pinned, or once it is closed."""
         self._pinned: int | None = None
         self._closed = False
@@ -311,8 +311,8 @@ class MultiRail:
         if all(figure.bandwidth is not None for figure in self.shares.figures):
             self._keep(self.shares.figures)
         lasts = self._gave_up_linger
-        if not self._state.gave_up:
-            lasts = min(lasts, self._state.last_outcome_at + LINGER_SECONDS - self._clock())
+        if not self.state.gave_up:
+            lasts = min(lasts, self.state.last_outcome_at + LINGER_SECONDS - self._clock())
         if lingers and lasts > 0 and self.detector.others:
             time.sleep(lasts)
         self._channel.close()
@@ -322,7 +322,7 @@ class MultiRail:
     def _settle(self, nbytes: int, rail: int, ledger: Ledger, lane_bits: LaneBits) -> None:
         """Learns from a short call, where it counts as its rail's latency or is not brief, and exchanges figures where
         that is due; else counts it, and says what carried it where that was not this rail."""
-        schedule = self._schedule
+        schedule = self.schedule
         brief = nbytes <= BRIEF_BYTES
         if brief and self.brief.owed <= schedule.sample:
             self._record(nbytes, rail, None)
@@ -433,11 +433,11 @@ class MultiRail:
             self._resent[index] = 0
         self.brief.forget()
         live = self._rails.live
-        self._state.set_live(live, exchanged=True)
+        self.state.set_live(live, exchanged=True)
         ledger.shares.adopt_cut_seconds(told.cut_call_seconds)
         if ledger.shares.learn(told.figures, live) and ledger is self._own:
             log.info("rails: %s", self.describe(64 << 20))
-        self._schedule.exchanged(self.shares.figures, live)
+        self.schedule.exchanged(self.shares.figures, live)
         return told.done
 
     # ---- the beginning -----------------------------------------------------------------------------------------------

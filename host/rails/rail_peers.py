@@ -48,11 +48,11 @@ class RailPeers(Peers):
             first.mesh, label=first.label, algorithm=first.algorithm, order=first.order, fabric=first.fabric,
             note=first.note, places=first.places,
         )
-        self._rails = rails
+        self.rails = rails
 
     # ---- reductions --------------------------------------------------------------------------------------------------
     def allreduce(self, request: AllreduceRequest) -> int:
-        return self._rails.allreduce(structs.replace(request, algorithm=request.algorithm or AUTO))
+        return self.rails.allreduce(structs.replace(request, algorithm=request.algorithm or AUTO))
 
     def reduce(
         self, data: Flat, reduction: Reduction, root: int, *, algorithm: str | None = None, coding: Coding = PLAIN
@@ -87,13 +87,13 @@ class RailPeers(Peers):
 
     def how(self, collective: Collective, nbytes: int, reduction: Reduction) -> str:
         if collective == "barrier" or nbytes <= SHORT_BYTES:
-            return f"{collective} of {nbytes} bytes is a sum: {self._rails.describe(nbytes)}"
+            return f"{collective} of {nbytes} bytes is a sum: {self.rails.describe(nbytes)}"
         folded = folds(reduction.op, reduction.element) or collective not in ("reduce", "reduce_scatter")
-        return f"{collective} of {nbytes} bytes: {self._rails.describe_cut(collective, nbytes, folded=folded)}"
+        return f"{collective} of {nbytes} bytes: {self.rails.describe_cut(collective, nbytes, folded=folded)}"
 
     @property
     def joins(self) -> bool:
-        return self._rails.carries_rows
+        return self.rails.carries_rows
 
     def exchange(
         self, data: Flat, pieces: Sequence[slice], reduction: Reduction, gathered: Flat, rows: Sequence[slice],
@@ -123,7 +123,7 @@ class RailPeers(Peers):
     def _sum(self, data: Flat, reduction: Reduction, coding: Coding) -> None:
         """An allreduce in place, by the rails' own ways where all can make it."""
         own = data.dtype in DTYPES and folds(reduction.op, reduction.element)
-        self._rails.allreduce(
+        self.rails.allreduce(
             AllreduceRequest(data, data, reduction, self.number, coding if own else PLAIN, None if own else AUTO)
         )
 
@@ -206,7 +206,7 @@ class RailPeers(Peers):
         moved = sums[self.size:].view(np.uint8)
         for piece in own:
             moved[piece] = data[piece]
-        self._rails.allreduce(AllreduceRequest(sums, sums, FILLED_IN, self.number))
+        self.rails.allreduce(AllreduceRequest(sums, sums, FILLED_IN, self.number))
         if odd := np.flatnonzero(sums[: self.size] != said).tolist():
             raise RankMismatch(f"operation {self.number}: {mismatch(self.rank, what, odd)}")
         for piece in wanted:
@@ -220,7 +220,7 @@ class RailPeers(Peers):
         """Makes a long operation in parts over all rails (``CutCollective``)."""
         if size:
             either = either and folded is not None
-            self._rails.carry(CutCollective(kind, what, size, over, overwritten, folded, either), self.number)
+            self.rails.carry(CutCollective(kind, what, size, over, overwritten, folded, either), self.number)
 
     def _of_root(self, size: int, root: int) -> list[slice]:
         """All elements as the root's row."""

@@ -104,34 +104,34 @@ class StripeThreads:
         self, rails: RailSet, state: RankState, *, timeline: Timeline | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rails, self._state, self._timeline, self._clock = rails, state, timeline, clock
+        self.rails, self.state, self._timeline, self._clock = rails, state, timeline, clock
         self._threads = ThreadPoolExecutor(len(rails), thread_name_prefix="netfold-rail")
 
     def run(self, stripes: Mapping[int, Stripe], cut: CutOperation) -> None:
         """Carries all stripes at once.  Returns when each has ended, well or not; raises what ends the whole call."""
-        self._state.enter_stripes(self._rails.advance(), list(stripes), call_number(cut.what))
+        self.state.enter_stripes(self.rails.advance(), list(stripes), call_number(cut.what))
         jobs: list[Future[None]] = [
             self._threads.submit(self._carry, rail, part, cut) for rail, part in stripes.items()
         ]
         try:
             wait(jobs)
         except BaseException as error:  # Ctrl-C: the arrays belong to the caller again once this returns
-            self._rails.stop(error)
+            self.rails.stop(error)
             wait(jobs)
             raise
         for job in jobs:
             job.result()
-        if self._rails.stopped is not None:
-            raise self._rails.stopped
+        if self.rails.stopped is not None:
+            raise self.rails.stopped
         for rail, part in stripes.items():
             if part.error is not None:
-                self._rails.broken.setdefault(rail, part.error)
+                self.rails.broken.setdefault(rail, part.error)
 
     def _carry(self, rail: int, part: Stripe, cut: CutOperation) -> None:
         begin, used = self._clock(), time.thread_time()
         try:
-            if rail in self._rails.broken:
-                raise self._rails.broken[rail]
+            if rail in self.rails.broken:
+                raise self.rails.broken[rail]
             for index, chunk in enumerate(part.chunks):
                 part.saved[index] = cut.keep(chunk)
                 part.saved.pop(index - 2, None)
@@ -140,19 +140,19 @@ class StripeThreads:
         except NetFoldError as error:
             part.error = error
             if isinstance(error, RankMismatch):
-                self._rails.stop_mismatched(error)
+                self.rails.stop_mismatched(error)
         finally:
             part.seconds, part.processor = self._clock() - begin, time.thread_time() - used
-            self._state.leave_rail(rail, failure=part.error)
+            self.state.leave_rail(rail, failure=part.error)
 
     def _chunk(self, rail: int, name: str, cut: CutOperation, chunk: slice) -> int:
         begin = time.monotonic_ns()
         try:
-            return cut.carry(self._rails[rail], chunk, self._rails.position)
+            return cut.carry(self.rails[rail], chunk, self.rails.position)
         finally:
             if self._timeline is not None:
                 about = {"nbytes": (chunk.stop - chunk.start) * cut.unit}
-                self._timeline.add(self._rails.names[rail], f"chunk {name}", begin, time.monotonic_ns(), about)
+                self._timeline.add(self.rails.names[rail], f"chunk {name}", begin, time.monotonic_ns(), about)
 
     def close(self) -> None:
         """Ends the threads; to be called between calls."""

@@ -242,7 +242,7 @@ class EndpointIo:
         others: Sequence[int] = (),
     ) -> None:
         self._lib = library()
-        self._sockets = [receiver, *senders.values()]  # kept alive as long as their numbers are in use
+        self.sockets = [receiver, *senders.values()]  # kept alive as long as their numbers are in use
         self._handle = self._lib.nf_rc_io_open(endpoint.handle, receiver.fileno(), len(senders), senders_table(senders))
         if not self._handle:
             raise MemoryError("no memory for receive buffers, or no thread")
@@ -292,7 +292,7 @@ class EndpointIo:
         if self._handle:
             self._lib.nf_rc_io_close(self._handle)
             self._handle = None
-        for sock in self._sockets:
+        for sock in self.sockets:
             sock.close()
 
 

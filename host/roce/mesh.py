@@ -146,7 +146,7 @@ class RoceMesh(Mesh):
             self._failover = PathFailover(self._endpoint, self.source_ports, me=f"job {plan.job!r}, rank {plan.rank}",
                                     locked=self._locked, clock=now)
             self._transfers = {rank: self._open(rank) for rank in range(plan.world)}
-            self._queue_pairs = QueuePairs(
+            self.pairs = QueuePairs(
                 plan,
                 self._endpoint,
                 self.source_ports,
@@ -158,7 +158,8 @@ class RoceMesh(Mesh):
                 locked=self._locked,
             )
             others = [self._watched.fileno(), *([] if planned is None else [planned.changed_fd])]
-            self._io: EndpointIo | None = EndpointIo(self._endpoint, sockets.receiver, sockets.senders, others)
+            self.io: EndpointIo | None = EndpointIo(self._endpoint, sockets.receiver, sockets.senders, others)
+            """None once this is closed."""
         except BaseException:
             sockets.close()
             raise
@@ -203,19 +204,19 @@ class RoceMesh(Mesh):
         """Sends clear-to-sends for posted receives that the peer does not know of yet."""
         if not transfers.ungranted:
             return
-        self._queue_pairs.data(transfers.rank)
-        assert self._io is not None
+        self.pairs.data(transfers.rank)
+        assert self.io is not None
         for message, offset in transfers.grant():
-            message.registered(self._io.register(message.address, message.nbytes, fill=True))
+            message.registered(self.io.register(message.address, message.nbytes, fill=True))
             self._reads[message.key] = transfers, message
             number, text, tag = message.label
             clear = ClearToSend(number, message.nbytes, tag, message.key, self.path_mtu, self.queue_pairs, text)
             address = transfers.put_clear_to_send(clear, offset)
-            pair = self._queue_pairs.control(transfers.rank)
+            pair = self.pairs.control(transfers.rank)
             self._write_to(transfers, pair, address, ENTRY_BYTES, self.rank, offset, UNTOLD)
 
     def _write_data(self, transfers: PeerTransfers, message: Message, key: int) -> None:
-        pairs, address = self._queue_pairs.data(transfers.rank), message.address
+        pairs, address = self.pairs.data(transfers.rank), message.address
         cuts = self.source_ports.split(transfers.rank, message.nbytes, lanes=self.queue_pairs, mtu=self.path_mtu)
         message.cut(len(cuts))
         identity = next(self._ids)
@@ -226,15 +227,15 @@ class RoceMesh(Mesh):
     def _write_to(
         self, transfers: PeerTransfers, pair: int, address: int, nbytes: int, key: int, offset: int, identity: int
     ) -> None:
-        assert self._io is not None
-        if not self._io.write(pair, address, nbytes, key=key, offset=offset, id=identity):
+        assert self.io is not None
+        if not self.io.write(pair, address, nbytes, key=key, offset=offset, id=identity):
             raise self.operations.failure(
                 PeerLost, f"the connection to rank {transfers.rank} is broken, or there is no memory; {PEER_LOST_HINT}"
             )
 
     def _locked(self) -> Locked:
-        assert self._io is not None
-        return self._io.locked()
+        assert self.io is not None
+        return self.io.locked()
 
     # ---- moving ----------------------------------------------------------------------------------------------------
     def wait(self, pending: Sequence[Pending], *, first: bool = False) -> None:
@@ -248,9 +249,9 @@ class RoceMesh(Mesh):
 
     def poll(self, seconds: float) -> bool:
         """Waits so long until anything can be moved, and moves it.  Returns whether anything moved."""
-        if self._io is None:  # only failure reports are left to send
+        if self.io is None:  # only failure reports are left to send
             return self._connections.poll(seconds)
-        io, before = self._io, self._io.progress
+        io, before = self.io, self.io.progress
         until = time.monotonic_ns() + int(min(max(0.0, seconds), SLICE_SECONDS) * 1e9)
         with self.spanned("send, wait, receive"):  # all of it in native code
             quiet = (0 if self._awaits_sends else native.QUIET_SENT) | (0 if self._unmatched else native.QUIET_ARRIVED)
@@ -317,7 +318,7 @@ class RoceMesh(Mesh):
             self._write_data(transfers, message, clear.key)
 
     def _broken(self, event: EndpointEvent) -> None:
-        rank = self._queue_pairs.rank_of(event.pair)
+        rank = self.pairs.rank_of(event.pair)
         side = "it refused our" if event.by_peer else "we refused its"
         self.operations.report_lost(rank, f"{side} write: {native.SYNDROMES.get(event.syndrome, hex(event.syndrome))}")
 
@@ -329,7 +330,7 @@ class RoceMesh(Mesh):
                 f"pin(peer={peer}, lane={lane}, port={port}): expected another rank, a queue pair below "
                 f"{self.queue_pairs}, and one of the ports {self.ports}"
             )
-        self._failover.move(self._queue_pairs.data(peer)[lane], port)
+        self._failover.move(self.pairs.data(peer)[lane], port)
 
     def adopt(self, paths: Paths) -> None:
         """Splits and sends messages as the controller planned from now on; to be called between operations.
@@ -346,7 +347,7 @@ class RoceMesh(Mesh):
             )
         self._failover.replanned()
         reached = {reach.peer: reach.source_ports for reach in paths.reaches}
-        for peer, (control, *data) in self._queue_pairs.items():
+        for peer, (control, *data) in self.pairs.items():
             if ports := reached.get(peer):
                 self._failover.move(control, ports[peer % len(ports)])
             for pair, weighted in zip(
@@ -362,7 +363,7 @@ class RoceMesh(Mesh):
     def queue_pair_states(self) -> dict[int, list[native.QueuePairState]]:
         """Peer -> the states of its queue pairs, the one for control first."""
         with self._locked():
-            return {peer: [self._endpoint.state(pair) for pair in pairs] for peer, pairs in self._queue_pairs.items()}
+            return {peer: [self._endpoint.state(pair) for pair in pairs] for peer, pairs in self.pairs.items()}
 
     # ---- what is missing, and what comes over TCP --------------------------------------------------------------------
     def busy(self, link: PeerConnection) -> bool:
@@ -411,8 +412,8 @@ class RoceMesh(Mesh):
 
     def begin(self, call: Call) -> None:
         self.operations.begin(call)
-        self._queue_pairs.warn_if_too_many()
-        self._queue_pairs.warn_of_dropped()
+        self.pairs.warn_if_too_many()
+        self.pairs.warn_of_dropped()
         self.operations.carry_text(call_text(call))
 
     def watched_by(self, watch: Callable[[float], bool] | None) -> None:
@@ -447,20 +448,20 @@ class RoceMesh(Mesh):
         self.operations.leave(why)
 
     def close(self) -> None:
-        if self._io is not None and self.operations.error is None:
+        if self.io is not None and self.operations.error is None:
             self._linger()
         self._stop()
         self.operations.close()
 
     def _linger(self) -> None:
         """Keeps acknowledging for a while, since a peer whose acknowledgement was lost retransmits."""
-        assert self._io is not None
+        assert self.io is not None
         last = self.operations.clock() + 4 * LINGER_SECONDS
         while self.operations.clock() < last:
             quiet = self.operations.clock() + LINGER_SECONDS
             before = self._received()
             while (left := min(quiet, last) - self.operations.clock()) > 0:
-                if self._io.run(time.monotonic_ns() + int(left * 1e9))[1]:
+                if self.io.run(time.monotonic_ns() + int(left * 1e9))[1]:
                     return
             if self._received() == before:
                 return
@@ -472,9 +473,9 @@ class RoceMesh(Mesh):
         """Ends all transfers; from here on no peer can write into the callers' memory."""
         if self._planned is not None:
             self._planned.close()
-        if self._io is not None:
-            self._io.close()
-            self._io = None
+        if self.io is not None:
+            self.io.close()
+            self.io = None
             self._endpoint.close()
         for transfers in self._transfers.values():
             transfers.drop()

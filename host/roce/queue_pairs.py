@@ -124,8 +124,8 @@ class QueuePairs:
         index = self._endpoint.connect(Connection(
             peer=address,
             peer_port=udp_port,
-            peer_qp=self._number(me, lane),
-            qp=self._number(peer, lane),
+            peer_qp=self.number_of(me, lane),
+            qp=self.number_of(peer, lane),
             source_port=port,
             psn=self._psn(me, peer, lane),
             peer_psn=self._psn(peer, me, lane),
@@ -136,7 +136,7 @@ class QueuePairs:
         self._to[peer].append(index)
         self._failover.add(index, peer, port)
 
-    def _number(self, peer: int, lane: int) -> int:
+    def number_of(self, peer: int, lane: int) -> int:
         """The number of the queue pair that a rank has for this peer.  An odd factor permutes the numbers modulo a
         power of two, so that no two places have the same one."""
         place = peer << 5 | lane

@@ -47,7 +47,7 @@ class Chain:
         self, lane: Lane, ready: DeviceEvent, buffer: torch.Tensor, steps: Sequence[Step], end: Callable[[], None],
         done: DeviceEvent, limit: float,
     ) -> None:
-        self._lane, self._ready, self._buffer, self._steps, self._end = lane, ready, buffer, steps, end
+        self._lane, self._ready, self.buffer, self._steps, self.end = lane, ready, buffer, steps, end
         self._done, self._limit = done, limit
         self._word, self._told = words_of(buffer)
         self.given = False
@@ -72,14 +72,14 @@ class Chain:
             self._lane.device.pool.lost.append(self)
             self._lane.device.flags.raise_to(self._told, self._count)
             raise
-        self._end = _nothing  # else the call and its chain hold each other
+        self.end = _nothing  # else the call and its chain hold each other
         self._leave()
 
     def arrive(self, number: int) -> None:
         """Waits until what a step reads has been copied out.  Raises TimeoutError, and the error of a device that was
         not given all."""
         try:
-            self._lane.device.flags.told(self._told, number, self._stops, 0.0 if self._lane.silent else self._limit)
+            self._lane.device.flags.told(self._told, number, self.stops, 0.0 if self._lane.silent else self._limit)
         except TimeoutError:
             self._lane.give_up()
             raise
@@ -119,7 +119,7 @@ class Chain:
         """Gives up the words, which no stream knows of."""
         self._withdrawn = True
         self._lane.device.flags.raise_to(self._told, self._count)
-        self._lane.device.pool.forget(self._buffer)  # another thread may still read its words
+        self._lane.device.pool.forget(self.buffer)  # another thread may still read its words
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _give(self) -> None:
@@ -139,9 +139,9 @@ class Chain:
                 if which:
                     bundle.fill(which)
         back.wait_event(told)  # the host may have given it up, and the words' memory is free when ``back`` is done
-        self._end()
+        self.end()
 
-    def _stops(self) -> bool:
+    def stops(self) -> bool:
         """True if the device was not given the words."""
         return self._withdrawn or self._refused is not None
 
@@ -156,7 +156,7 @@ class Chain:
                 return
         for bundle, _ in [pair for step in self._steps for pair in step]:
             bundle.give_back(self._done)  # the tensors are the caller's thread's to free (``Staged.let_go``)
-        self._lane.device.pool.give(self._buffer, self._done)
+        self._lane.device.pool.give(self.buffer, self._done)
         self._steps = []
 
 

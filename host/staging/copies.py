@@ -92,7 +92,7 @@ class Staged:
     """
 
     def __init__(self, lane: Lane, bundles: list[Bundle], *spread: Spread | None) -> None:
-        self.lane, self._bundles, self._spread = lane, bundles, spread
+        self.lane, self.bundles, self._spread = lane, bundles, spread
         self._ready = lane.ready()
         self._done = lane.device.event()
         self.chain: Chain | None = None
@@ -152,7 +152,7 @@ class Staged:
         if self.chain is not None:
             self.chain.fail()
             return
-        held = [bundle for bundle in self._bundles if bundle.copies]
+        held = [bundle for bundle in self.bundles if bundle.copies]
         if not held:
             return
         back, device = self.lane.back, self.lane.device
@@ -179,9 +179,9 @@ class Staged:
     def let_go(self) -> None:
         """Lets go of the tensors of a call whose chain was carried out, on the caller's thread: to free a device's
         memory may take its driver's locks."""
-        for bundle in self._bundles:
+        for bundle in self.bundles:
             bundle.release(self._done)
-        self._bundles, self._spread = [], ()
+        self.bundles, self._spread = [], ()
 
     def _steps(self) -> Sequence[Step] | str:
         """The steps of the copies back, in order; or the reason why the device cannot begin them by itself."""
@@ -212,7 +212,7 @@ class Copies(Staged):
         )
         self._copy: dict[int, torch.Tensor] = {}
         try:
-            for bundle, (group, read) in zip(self._bundles, self._groups, strict=True):
+            for bundle, (group, read) in zip(self.bundles, self._groups, strict=True):
                 bundle.take()
                 self._copy.update(zip(map(id, group), bundle.copies, strict=True))
                 if read:
@@ -229,7 +229,7 @@ class Copies(Staged):
 
     def arrive(self) -> None:
         """Waits until what the call reads has been copied out."""
-        for bundle in self._bundles:
+        for bundle in self.bundles:
             if bundle.begun:
                 bundle.arrive()
 
@@ -252,7 +252,7 @@ class Copies(Staged):
             if which:
                 bundle.fill(which)
         self._end()
-        for bundle in self._bundles:
+        for bundle in self.bundles:
             bundle.release(self._done)
         self._groups, self._copy = [], {}
 
@@ -264,11 +264,11 @@ class Copies(Staged):
         """All bundles, and which of their tensors the call fills."""
         return [
             (bundle, [place for place, tensor in enumerate(group) if id(tensor) in self._fills])
-            for bundle, (group, _) in zip(self._bundles, self._groups, strict=True)
+            for bundle, (group, _) in zip(self.bundles, self._groups, strict=True)
         ]
 
     def _steps(self) -> Sequence[Step] | str:
-        if any(isinstance(bundle, SparseBundle) for bundle in self._bundles):
+        if any(isinstance(bundle, SparseBundle) for bundle in self.bundles):
             return "its size is known at the end alone"
         return [self._filled()]
 
@@ -286,7 +286,7 @@ class TensorParts(Staged):
         self._places = places_of_parts(flat.numel(), flat.element_size(), whole=whole)
         super().__init__(lane, [Bundle(lane, [flat[place]]) for place in self._places], spread)
         try:
-            for bundle in self._bundles if ahead else ():
+            for bundle in self.bundles if ahead else ():
                 if not bundle.take(if_room=True):
                     break
                 bundle.out(lane.out, self._ready)
@@ -303,8 +303,8 @@ class TensorParts(Staged):
         try:
             if self.chain is None:
                 lane.back.wait_event(self._ready)
-            for at, bundle in enumerate(self._bundles):
-                for soon in self._bundles[at : at + AHEAD]:
+            for at, bundle in enumerate(self.bundles):
+                for soon in self.bundles[at : at + AHEAD]:
                     if not soon.begun:
                         soon.take()
                         soon.out(lane.late, self._ready)
@@ -328,9 +328,9 @@ class TensorParts(Staged):
             self._end()
 
     def _steps(self) -> Sequence[Step] | str:
-        if not all(bundle.begun for bundle in self._bundles):
+        if not all(bundle.begun for bundle in self.bundles):
             return FULL
-        return [[(bundle, [0])] for bundle in self._bundles]
+        return [[(bundle, [0])] for bundle in self.bundles]
 
 
 def _together(tensors: list[torch.Tensor], reads: set[int]) -> list[tuple[list[torch.Tensor], bool]]:

@@ -172,7 +172,7 @@ class InsideParts(TensorParts):
                         values = torch.empty(part.shape, dtype=torch.float32, device=part.device)
                     self._convert(values, part)
                 step = DeviceStep(lane, values, self._ready, group)
-                self._bundles[at] = step.bundle
+                self.bundles[at] = step.bundle
                 reduce(step)
                 step.finish()
                 if values is not part:

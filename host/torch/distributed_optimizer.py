@@ -80,7 +80,7 @@ class _Gradients:
     ) -> None:
         self._comm, self._op, self._lane_bits = comm, op, lane_bits
         self._predivide, self._dense = predivide, dense
-        self._reducer = Reducer(comm)
+        self.reducer = Reducer(comm)
         self._buckets = [
             _Bucket([*group], group[0].new_zeros(sum(p.numel() for p in group), requires_grad=False))
             for group in groups
@@ -156,7 +156,7 @@ class _Gradients:
             if self._predivide != 1:
                 bucket.flat.div_(self._predivide)
             bits = self._lane_bits if narrows(self._op, dtype_name(bucket.flat.dtype)) else None
-            bucket.work = self._reducer.allreduce(bucket.flat, self._op, f"gradients {self.begun}", lane_bits=bits)
+            bucket.work = self.reducer.allreduce(bucket.flat, self._op, f"gradients {self.begun}", lane_bits=bits)
             self.begun += 1
 
     def _whole(self, gradient: torch.Tensor) -> torch.Tensor:

@@ -94,7 +94,7 @@ class Opener:
 
         def open_() -> None:  # NCCL, and a store, wait for the others as long as they like
             try:
-                group = ProcessGroup(_backend(self.kind, store, local, address, timeout), self.kind, local, timeout)
+                group = ProcessGroup(torch_group(self.kind, store, local, address, timeout), self.kind, local, timeout)
                 opened.append(group)
                 group.try_(device)
             except BaseException as error:  # raised below
@@ -256,7 +256,7 @@ def _store(local: Mesh) -> dist.FileStore:
     return dist.FileStore(f"/proc/self/fd/{file}")
 
 
-def _backend(kind: str, store: dist.Store, local: Mesh, address: str, timeout: float) -> Any:
+def torch_group(kind: str, store: dist.Store, local: Mesh, address: str, timeout: float) -> Any:
     """Torch's group.  Its own limit is longer than ours: NCCL's would end the process."""
     limit = timedelta(seconds=2 * timeout + OWN_SECONDS)
     if kind == "nccl":

@@ -207,7 +207,7 @@ def test_a_thread_that_holds_the_communicator_does_not_hold_up_a_child() -> None
     with loopback_job(2, rail="tcp") as comms:
         inside = threading.Thread(target=comms[1].allreduce, args=(np.ones(4, np.float32),))
         inside.start()
-        while not parts_of(comms[1]).sequencer._lock.locked():
+        while not comms[1].flight():
             threading.Event().wait(0.001)
         assert in_child(lambda: comms[1].allreduce(OWN)).startswith("Closed")
         assert in_child(comms[1].close) == "returned None"
@@ -253,9 +253,9 @@ def test_a_child_keeps_no_connection_to_the_controller_and_joins_nothing_through
     with listen(f"{subnet()}.1") as listener, socket.create_connection(listener.getsockname()) as kept:
         host, port = listener.getsockname()
         where = f"{host}:{port}"
-        assert list(controller_channel._connections_to([where])) == [kept.fileno()]
-        assert list(controller_channel._connections_to([f"{host}:{port + 1}", f"unix:/{where}"])) == []
-        assert f"127.0.0.1:{port}" in controller_channel._in_numbers(f"localhost:{port}")
+        assert list(controller_channel.connections_to([where])) == [kept.fileno()]
+        assert list(controller_channel.connections_to([f"{host}:{port + 1}", f"unix:/{where}"])) == []
+        assert f"127.0.0.1:{port}" in controller_channel.in_numbers(f"localhost:{port}")
         client = JobClient(where)
         try:
             assert in_child(lambda: os.readlink(f"/proc/self/fd/{kept.fileno()}")) == "returned /dev/null"

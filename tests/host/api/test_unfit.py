@@ -62,7 +62,7 @@ def test_a_machine_without_shared_memory_takes_all_over_tcp(
     def full(path: str, size: int) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
-    monkeypatch.setattr(shared_memory, "_create", full)
+    monkeypatch.setattr(shared_memory, "create_file", full)
     with warnings.catch_warnings(record=True) as warned, loopback_job(4, members=2, rail="auto") as comms:
         why = r"rank 0 cannot fold: .*8388608 bytes of shared memory \(No space left"
         assert [bool(re.search(why, str(one.message))) for one in warned] == [True]

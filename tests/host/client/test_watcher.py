@@ -67,19 +67,19 @@ class Serving:
         self.switch = switch or MemorySwitch("leaf1")
         self.controller = Controller(fabric, connect=lambda _: self.switch.connect(), rng=random.Random(5),
                                      start_timeout=BOUND)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="controller")
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="controller")
 
     def __enter__(self) -> Serving:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self.controller.start(), self._loop).result(BOUND)
+        asyncio.run_coroutine_threadsafe(self.controller.start(), self.loop).result(BOUND)
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self.controller.stop(), self._loop).result(BOUND)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        asyncio.run_coroutine_threadsafe(self.controller.stop(), self.loop).result(BOUND)
+        self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(BOUND)
-        self._loop.close()
+        self.loop.close()
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_a_controller_that_is_late_with_the_totals_hears_that_a_rank_leaves(
         comm = join(serving.fabric, 0, world=1, rail="tcp")
         (job,) = serving.controller.jobs.all()
         comm.close()
-        serving._loop.call_soon_threadsafe(late.set)
+        serving.loop.call_soon_threadsafe(late.set)
         assert (job.state, job.lost) == ("finished", {})
     assert "did not take the totals in time" in caplog.text
 
@@ -321,10 +321,9 @@ def test_ranks_that_stand_still_are_planned_for_by_the_next_controller(tmp_path:
             members = [Membership(plan, client) for plan, client in zip(plans, clients, strict=True)]
             halted = [threading.Event() for _ in members]
             for member, event in zip(members, halted, strict=True):
-                assert member._watcher is not None
-                member._watcher.on_halt(lambda number, event=event: event.set())  # type: ignore[misc]
+                member.on_halt(lambda number, event=event: event.set())  # type: ignore[misc]
             first.switch.unreachable = True
-            first._loop.call_soon_threadsafe(first.switch.break_session)
+            first.loop.call_soon_threadsafe(first.switch.break_session)
             assert all(event.wait(BOUND) for event in halted)
 
             def resume(member: Membership) -> Plan:
@@ -429,14 +428,14 @@ def test_a_connection_that_does_not_close_is_left_behind(
 ) -> None:
     """Closing gRPC's channel may hang: the rank logs it and goes on."""
     client = JobClient("127.0.0.1:9")
-    real, never = client._connection.channel, threading.Event()
+    real, never = client.connection.channel, threading.Event()
 
     class Hangs:
         def close(self) -> None:
             never.wait(60)
 
     monkeypatch.setattr("netfold.host.client.controller_channel.CLOSE_SECONDS", 0.01)
-    client._connection.channel = Hangs()  # type: ignore[assignment]
+    client.connection.channel = Hangs()  # type: ignore[assignment]
     client.close()
     never.set()
     real.close()
@@ -453,9 +452,9 @@ def watcher(monkeypatch: pytest.MonkeyPatch) -> Watcher:
 def test_each_controller_that_goes_is_looked_for_at_once(watcher: Watcher) -> None:
     """Pauses grow while none answers, and begin anew once one has."""
     for _ in range(2):
-        pauses = [watcher._on_end("gone", grpc.StatusCode.UNAVAILABLE) for _ in range(4)]
+        pauses = [watcher.on_end("gone", grpc.StatusCode.UNAVAILABLE) for _ in range(4)]
         assert pauses == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, LONGEST_PAUSE]
-        watcher._on_event(Watching())
+        watcher.on_event(Watching())
 
 
 @pytest.mark.parametrize("folds", [True, False])
@@ -465,8 +464,8 @@ def test_a_controller_that_does_not_know_the_job_ends_it_where_switches_fold_for
     """It has removed what they held; a job over TCP alone goes on, with nobody who watches it."""
     if not folds:
         watcher.unfold()
-    watcher._on_end("gone", grpc.StatusCode.UNAVAILABLE)
-    assert watcher._on_end("who are you?", grpc.StatusCode.FAILED_PRECONDITION) is None
+    watcher.on_end("gone", grpc.StatusCode.UNAVAILABLE)
+    assert watcher.on_end("who are you?", grpc.StatusCode.FAILED_PRECONDITION) is None
     assert isinstance(watcher.job_error(), JobEnded) is folds
     assert not watcher.registers_again(watcher.registrations, 0.0)
 
@@ -474,7 +473,7 @@ def test_a_controller_that_does_not_know_the_job_ends_it_where_switches_fold_for
 def test_a_rail_that_opens_late_hears_of_the_round_that_it_has_missed(watcher: Watcher) -> None:
     """A Halt that came before anybody could be halted is told to the first that can, with its number."""
     halted: list[int] = []
-    watcher._on_event(Halt(3, "spine1 is down"))
+    watcher.on_event(Halt(3, "spine1 is down"))
     watcher.on_halt(halted.append)
-    watcher._on_event(Halt(4, "spine2 is down"))
+    watcher.on_event(Halt(4, "spine2 is down"))
     assert halted == [3, 4]

@@ -33,7 +33,7 @@ def test_the_file_is_new_this_users_alone_and_named_by_the_jobs_secret(
 ) -> None:
     """Whatever the umask; two jobs, or two times of one job, have different names, and none of them is on the wire."""
     seen: list[tuple[str, int]] = []
-    create = shared_memory._create
+    create = shared_memory.create_file
 
     def look(path: str, size: int) -> object:
         memory = create(path, size)
@@ -42,7 +42,7 @@ def test_the_file_is_new_this_users_alone_and_named_by_the_jobs_secret(
             create(path, size)
         return memory
 
-    monkeypatch.setattr(shared_memory, "_create", look)
+    monkeypatch.setattr(shared_memory, "create_file", look)
     fabrics = [MemoryFabric(2), MemoryFabric(2)]
     before = os.umask(0)
     try:
@@ -74,7 +74,7 @@ def test_whatever_the_first_rank_says_names_a_file_of_the_job(said: bytes) -> No
         with mesh.operation(CALL):
             if mesh.rank:
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(shared_memory, "_open", lambda path, size: names.append(path) or _missing(path))
+                    patch.setattr(shared_memory, "open_file", lambda path, size: names.append(path) or _missing(path))
                     SharedRows(mesh, row=64)
             else:
                 run(mesh, binomial(mesh, np.frombuffer(said, np.uint8).copy()))
@@ -99,35 +99,35 @@ def test_what_lies_there_but_is_not_the_jobs_is_not_opened(tmp_path: Path, monke
     real.chmod(0o600)
     path.symlink_to(real)
     with pytest.raises(OSError, match="symbolic links"):
-        shared_memory._open(str(path), 64)
+        shared_memory.open_file(str(path), 64)
     path.unlink()
     os.mkfifo(path, 0o600)
     with pytest.raises(PermissionError, match="expected a file of mode 0600"):
-        shared_memory._open(str(path), 64)
-    os.close(shared_memory._open(str(real), 64))
+        shared_memory.open_file(str(path), 64)
+    os.close(shared_memory.open_file(str(real), 64))
     with pytest.raises(OSError, match="has 64 bytes; expected 128"):
-        shared_memory._open(str(real), 128)
+        shared_memory.open_file(str(real), 128)
     real.chmod(0o660)
     with pytest.raises(PermissionError, match="mode 100660"):
-        shared_memory._open(str(real), 64)
+        shared_memory.open_file(str(real), 64)
     real.chmod(0o600)
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     expected = f"belongs to user {owner}; expected a file of mode 0600 of user {owner + 1}"
     with pytest.raises(PermissionError, match=expected):
-        shared_memory._open(str(real), 64)
+        shared_memory.open_file(str(real), 64)
 
 
 def test_a_rank_that_may_not_open_it_says_why(shared_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the reason, and nobody waits."""
-    create = shared_memory._create
+    create = shared_memory.create_file
 
     def public(path: str, size: int) -> object:
         memory = create(path, size)
         os.chmod(path, 0o666)
         return memory
 
-    monkeypatch.setattr(shared_memory, "_create", public)
+    monkeypatch.setattr(shared_memory, "create_file", public)
     first, second = MemoryFabric(2).run(opened)
     assert first is None
     assert isinstance(second, TransportError)

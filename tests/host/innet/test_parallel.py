@@ -206,7 +206,7 @@ def test_a_process_that_does_not_see_the_memory_of_its_machine_says_so(monkeypat
     def blind(path: str, size: int) -> Any:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
-    monkeypatch.setattr(shared_memory, "_open", blind)
+    monkeypatch.setattr(shared_memory, "open_file", blind)
     with pytest.raises(NetFoldError, match=r"does not see the first rank's /dev/shm|gave up"), loopback_job(
         4, members=2
     ):

@@ -219,9 +219,9 @@ def test_two_lanes_cannot_fill_the_same_bytes() -> None:
         for lane, (ours, _), (offset, size) in zip(lanes, pairs, [(0, 60), (50, 50)], strict=True):
             lane.socket.setblocking(False)
             ours.sendall(PART.pack(0, offset, size))
-        assert mesh.posted.lanes._read(lanes[0])
+        assert mesh.posted.lanes.read(lanes[0])
         with pytest.raises(RankMismatch, match="rank 0 sends bytes 50"):
-            mesh.posted.lanes._read(lanes[1])
+            mesh.posted.lanes.read(lanes[1])
         for pair in pairs:
             for sock in pair:
                 sock.close()
@@ -307,7 +307,7 @@ def test_a_rank_that_gives_up_reads_nothing_more_of_lanes() -> None:
             theirs.setblocking(False)
             ours.sendall(PART.pack(0, 0, 100) + b"x" * 100)
             mesh.operations.give_up(ValueError("a test"))
-            assert not mesh.posted.lanes._read(InLane(0, theirs))
+            assert not mesh.posted.lanes.read(InLane(0, theirs))
         assert bytes(memory) == bytes(100)
 
 

@@ -121,7 +121,7 @@ def test_a_connection_that_nobody_answers_is_begun_over_another_path(monkeypatch
         held.enter_context(socket.create_connection(full.getsockname()))
         mesh.operations.connections.links[0].address = "{}:{}".format(*full.getsockname())
         clock = Watched(mesh, monkeypatch)
-        monkeypatch.setattr(mesh.operations.connections.connecting, "_clock", lambda: clock.now)
+        monkeypatch.setattr(mesh.operations.connections.connecting, "clock", lambda: clock.now)
         seen = []
         mesh.operations.link(0)
         for wait in (0.0, ANSWER_SECONDS, 2 * ANSWER_SECONDS):

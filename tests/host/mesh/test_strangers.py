@@ -122,7 +122,7 @@ def test_a_flood_of_strangers_costs_bounded_descriptors_and_keeps_nobody_out() -
         """On the mesh's own thread: in the middle of an accept another one would see one more."""
 
         def counted(moved: float) -> None:
-            most[mesh.rank] = max(most[mesh.rank], len(mesh.operations.connections.connecting._incoming))
+            most[mesh.rank] = max(most[mesh.rank], len(mesh.operations.connections.connecting.incoming))
 
         return counted
 
@@ -224,7 +224,7 @@ def test_two_ranks_that_connect_to_each_other_agree_on_one_connection(order: lis
         first, second = (side.proven()[0] for side in both)
         assert first.getsockname() == second.getpeername()
         assert first.getpeername() == second.getsockname()
-        assert not any(side.connecting._incoming or side.connecting._outgoing for side in both)
+        assert not any(side.connecting.incoming or side.connecting.outgoing for side in both)
 
 
 @pytest.mark.parametrize("first_to_look", [0, 1])

@@ -309,7 +309,7 @@ def test_several_rails_are_aborted_soon(elements: int, carrying: int) -> None:
         rails = comms[0].rails
         assert rails is not None
         work = comms[0].iallreduce(np.ones(elements, np.int32))
-        while sum(map(rails._state.carries, rails.live)) != carrying:
+        while sum(map(rails.state.carries, rails.live)) != carrying:
             assert not work.done()
         comms[0].abort("the test says so")
         with pytest.raises(Aborted, match="the test says so"):

@@ -76,7 +76,7 @@ def test_a_repeated_call_runs_few_functions() -> None:
         ones, out = np.ones(1000, np.int32), np.empty(1000, np.int32)
         for number in range(1, 4):
             if rank == 0 and number == 3:
-                rail._schedule.due = rail._schedule.sample = 1e9  # no call that is measured
+                rail.schedule.due = rail.schedule.sample = 1e9  # no call that is measured
                 sys.setprofile(record)
             carry = rail.brief.repeat if number > 1 else rail.allreduce
             try:

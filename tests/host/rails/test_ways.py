@@ -92,14 +92,14 @@ def carried(
     def stripes(threads: StripeThreads, parts: Mapping[int, Stripe], cut: CutOperation) -> None:
         assert isinstance(cut, CutCollective)
         through = cut.folded is not None
-        rails = threads._rails
-        threads._state.enter_stripes(rails.advance(), list(parts))
+        rails = threads.rails
+        threads.state.enter_stripes(rails.advance(), list(parts))
         for rail, part in parts.items():
             part.done = len(part.chunks)
             part.seconds = RailCost(0.001, costs[through]).seconds(part.elements * cut.unit)
             part.saturated = [0] * part.done
-            threads._state.leave_rail(rail)
-        went[ranks.channels.states.index(threads._state)].append(through)
+            threads.state.leave_rail(rail)
+        went[ranks.channels.states.index(threads.state)].append(through)
 
     monkeypatch.setattr(FakeRail, "carries_rows", True)
     monkeypatch.setattr(StripeThreads, "run", stripes)
@@ -110,7 +110,7 @@ def carried(
 def peers(rails: MultiRail, rank: int, world: int = 3) -> RailPeers:
     """The ranks over these rails, without a mesh: nothing is carried."""
     made = RailPeers.__new__(RailPeers)
-    made._rails = rails
+    made.rails = rails
     made.__dict__.update(rank=rank, size=world, number=1)
     return made
 

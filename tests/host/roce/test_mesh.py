@@ -57,8 +57,8 @@ def receivers(ranks: RoceRanks) -> list[socket.socket]:
     """The meshes' sockets at port 4791."""
     found = []
     for mesh in ranks.roce:
-        assert mesh._io is not None
-        found.append(mesh._io._sockets[0])
+        assert mesh.io is not None
+        found.append(mesh.io.sockets[0])
     return found
 
 
@@ -239,7 +239,7 @@ def test_packets_that_changed_are_named_by_a_warning_and_by_a_timeout(caplog: py
     """Five packets with a peer's address and queue pair and a wrong ICRC: nothing is taken of them, the log says where
     to look, and so does what ends an operation that lacks a rank."""
     with RoceRanks(2) as ranks, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
-        number = ranks.roce[0]._queue_pairs._number(1, 0)
+        number = ranks.roce[0].pairs.number_of(1, 0)
         packet = roce.BTH.pack(roce.Opcode.WRITE_ONLY, 0, roce.PKEY, number, 0) + bytes(100)
         peer.bind((ranks.addresses[1], 0))
         for _ in range(5):
@@ -276,10 +276,10 @@ def test_a_path_that_answers_after_all_does_not_count_as_progress(monkeypatch: p
     off no more than the blame did."""
     with RoceRanks(2, queue_pairs=2) as ranks:
         mesh = ranks.roce[0]
-        assert mesh._io is not None
-        told = [EndpointEvent(what=what, pair=mesh._queue_pairs.control(1), source_port=mesh.ports[0])
+        assert mesh.io is not None
+        told = [EndpointEvent(what=what, pair=mesh.pairs.control(1), source_port=mesh.ports[0])
                 for what in (STALLED, ANSWERED)]
-        monkeypatch.setattr(mesh._io, "run", lambda until, *, quiet: (told, 0))
+        monkeypatch.setattr(mesh.io, "run", lambda until, *, quiet: (told, 0))
         assert not mesh.poll(0)
         assert not mesh.source_ports.is_suspect(1, mesh.ports[0])
         monkeypatch.undo()

@@ -15,6 +15,6 @@ from netfold.host.roce.queue_pairs import CONNECTION_BIT, QueuePairs
 def test_no_two_queue_pairs_of_a_rank_have_one_number(factor: int) -> None:
     """Whatever the job's secret gives, each peer and lane has a number of 24 bits that none of the others has."""
     drawn: Any = SimpleNamespace(_factor=factor, _offset=0x89ABCDEF)
-    numbers = {QueuePairs._number(drawn, peer, lane) for peer in range(300) for lane in range(32)}
+    numbers = {QueuePairs.number_of(drawn, peer, lane) for peer in range(300) for lane in range(32)}
     assert len(numbers) == 300 * 32
     assert all(CONNECTION_BIT <= number < 2 * CONNECTION_BIT for number in numbers)

@@ -104,14 +104,14 @@ def test_buffers_are_used_again_once_both_sides_are_through() -> None:
     parts = TensorParts(Lane(device), tensor)
     assert parts.chain_up() == ""
     assert parts.chain is not None
-    last, held = parts.chain._end, device.pool.taken
+    last, held = parts.chain.end, device.pool.taken
 
     def end() -> None:
         parts.run(lambda part, place: part.mul_(3))
         assert emptied(device) == held
         last()
 
-    parts.chain._end = end  # type: ignore[method-assign]
+    parts.chain.end = end  # type: ignore[method-assign]
     parts.chain.give()
     parts.order()
     assert tensor.tolist() == [3.0] * 10
@@ -125,7 +125,7 @@ def test_the_host_waits_for_no_word_that_never_comes(refused: bool) -> None:
     parts = TensorParts(Lane(device), torch.ones(10))
     assert parts.chain_up() == ""
     words: Any = parts.chain
-    stops = words._stops
+    stops = words.stops
 
     def asks() -> bool:
         asked.set()
@@ -140,7 +140,7 @@ def test_the_host_waits_for_no_word_that_never_comes(refused: bool) -> None:
     def tell(stream: Any, word: Any, value: int) -> None:
         raise RuntimeError("the device is gone")
 
-    words._stops = asks
+    words.stops = asks
     waiting = threading.Thread(target=arrive, daemon=True)
     waiting.start()
     assert asked.wait(SECONDS)
@@ -153,7 +153,7 @@ def test_the_host_waits_for_no_word_that_never_comes(refused: bool) -> None:
         parts.withdraw()
         again = device.pool.take(1)
         assert again is not None
-        assert again.data_ptr() != words._buffer.data_ptr(), "the host still reads its words"
+        assert again.data_ptr() != words.buffer.data_ptr(), "the host still reads its words"
         device.pool.give(again, device.event())
     waiting.join(SECONDS)
     assert not waiting.is_alive()
@@ -197,7 +197,7 @@ def test_each_tensor_is_spoiled_whatever_another_does(
         raise OSError("the device is gone")
 
     parts = parts_of(device, tensor)
-    for bundle in parts._bundles:
+    for bundle in parts.bundles:
         bundle.arrive()
     monkeypatch.setattr(chain, "spoil", spoil_some)
     device.flags.told = told  # type: ignore[method-assign]
@@ -238,7 +238,7 @@ def test_a_device_that_copies_out_too_late_writes_no_word_into_memory_of_another
     call = TensorParts(Lane(device), tensor)
     assert call.chain_up(0.01) == ""
     assert call.chain is not None
-    words = call.chain._buffer
+    words = call.chain.buffer
     call.chain.give()
     device.failure = RuntimeError("it is late")
     with pytest.raises(TimeoutError):

@@ -115,12 +115,12 @@ def test_the_device_works_while_other_parts_are_reduced() -> None:
         patch.setattr(pools, "AHEAD", 2 * LEAST)
         patch.setattr(copies, "PART", 40)
         parts = TensorParts(lane, tensor)
-        assert [bundle.begun for bundle in parts._bundles] == [True] * 2 + [False] * 8
+        assert [bundle.begun for bundle in parts.bundles] == [True] * 2 + [False] * 8
         begun = []
 
         def reduce(part: torch.Tensor, place: slice) -> None:
             assert part.tolist() == list(range(place.start, place.stop))
-            begun.append(sum(bundle.begun for bundle in parts._bundles))
+            begun.append(sum(bundle.begun for bundle in parts.bundles))
             part.mul_(2)
 
         parts.run(reduce)
@@ -179,7 +179,7 @@ def test_several_small_tensors_cross_in_one_copy() -> None:
     reads = [torch.full((2, 3), float(place)).T for place in range(20)]
     fills = [torch.zeros(3, 2), torch.zeros(4, dtype=torch.int64), torch.zeros(2, 2).T]
     call = Copies(lane, [*reads, fills[2]], fills)
-    assert [bundle.begun for bundle in call._bundles] == [True, False, False]
+    assert [bundle.begun for bundle in call.bundles] == [True, False, False]
     call.arrive()
     mine, (one, two, (three,)) = call.swap(reads), call.swap((fills[0], fills[1], [fills[2]]))
     assert [copy.tolist() for copy in mine] == [tensor.tolist() for tensor in reads]
@@ -222,7 +222,7 @@ def test_dtypes_of_every_size_cross_by_operations_of_few(monkeypatch: pytest.Mon
         tensors += [(torch.arange(4) * (1 + 1j)).to(dtype).conj(), torch._neg_view(torch.arange(4).to(dtype))]
     wanted = [tensor.to(torch.complex128 if dtype.is_complex else torch.float64).tolist() for tensor in tensors]
     call = Copies(lane, tensors, tensors)
-    assert len(call._bundles) == 1
+    assert len(call.bundles) == 1
     call.arrive()
     copies_of = call.swap(tensors)
     for tensor in tensors:

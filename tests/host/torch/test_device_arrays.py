@@ -39,7 +39,7 @@ class Foreign:
 def test_arrays_of_other_libraries_are_reduced_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """The result is an array of the same library, a new one or ``out``; bfloat16 is told by its dtype."""
     devices = LateDevice(1), LateDevice(2)
-    monkeypatch.setattr(device_arrays, "_as_tensor", lambda array, **_: getattr(array, "held", array))
+    monkeypatch.setattr(device_arrays, "as_tensor", lambda array, **_: getattr(array, "held", array))
 
     def rank(comm: Communicator) -> None:
         mine = Foreign(torch.arange(8.0) + comm.rank)
@@ -85,22 +85,22 @@ def test_an_array_of_cudas_interface_is_the_memory_that_it_names(monkeypatch: py
     monkeypatch.setattr(torch.cuda, "current_stream", lambda place: SimpleNamespace(wait_stream=waits.append))
     for how in ({}, {"stream": None}, {"stream": 2}, {"stream": 0xA0}, {"read_only": True}):
         array = Interfaced(torch.ones(3), **how)
-        assert device_arrays._as_tensor(array) is array.held
+        assert device_arrays.as_tensor(array) is array.held
     assert waits == [(2, torch.device("cpu")), (0xA0, torch.device("cpu"))]
     with pytest.raises(ValueError, match="memory torch cannot use: the read only flag"):
-        device_arrays._as_tensor(Interfaced(torch.ones(3), read_only=True), filled=True)
+        device_arrays.as_tensor(Interfaced(torch.ones(3), read_only=True), filled=True)
     with pytest.raises(ValueError, match="has stream 0, which the interface does not allow"):
-        device_arrays._as_tensor(Interfaced(torch.ones(3), stream=0))
+        device_arrays.as_tensor(Interfaced(torch.ones(3), stream=0))
     places.append(torch.ones(3))
     with pytest.raises(ValueError, match="Interfaced on another device than torch's current one"):
-        device_arrays._as_tensor(Interfaced(torch.ones(3)))
+        device_arrays.as_tensor(Interfaced(torch.ones(3)))
 
 
 def test_what_never_runs_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """An allreduce that a closed communicator refuses, and one that is refused before its turn, give up their
     copies."""
     device = LateDevice()
-    monkeypatch.setattr(device_arrays, "_as_tensor", lambda array, **_: getattr(array, "held", array))
+    monkeypatch.setattr(device_arrays, "as_tensor", lambda array, **_: getattr(array, "held", array))
     with loopback_job(1) as (comm,):
         monkeypatch.setattr(staging.Staging.__init__, "__defaults__", (device.of,))
         started = ranks_of(comm).sequencer.later

@@ -251,7 +251,7 @@ def test_gradients_of_two_devices_are_begun_once_and_in_order(monkeypatch: pytes
         optimizer = DistributedOptimizer(torch.optim.SGD([second, first], 1.0), groups=2, communicator=comm)
         gradients = optimizer._gradients
         monkeypatch.setattr(gradients, "_lock", Told(other), raising=False)
-        allreduce = gradients._reducer.allreduce
+        allreduce = gradients.reducer.allreduce
 
         def slow(flat: Any, op: Any, name: str, **how: Any) -> Any:
             begun.append(name)
@@ -259,7 +259,7 @@ def test_gradients_of_two_devices_are_begun_once_and_in_order(monkeypatch: pytes
             assert other.wait(20)
             return allreduce(flat, op, name, **how)
 
-        monkeypatch.setattr(gradients._reducer, "allreduce", slow)
+        monkeypatch.setattr(gradients.reducer, "allreduce", slow)
 
         def backward(parameter: nn.Parameter) -> None:
             (2 * parameter).sum().backward()

@@ -54,12 +54,12 @@ def devices() -> list[LateDevice]:
 @pytest.fixture
 def nccl(monkeypatch: pytest.MonkeyPatch, devices: list[LateDevice]) -> None:
     """Tensors are on devices of which NCCL has groups."""
-    real = inside_group._backend
+    real = inside_group.torch_group
 
     def backend(kind: str, store: Any, local: Any, address: str, timeout: float) -> Any:
-        return LateGroup(real("gloo", store, local, address, timeout), devices[local._mesh.rank])
+        return LateGroup(real("gloo", store, local, address, timeout), devices[local.mesh.rank])
 
-    monkeypatch.setattr(inside_group, "_backend", backend)
+    monkeypatch.setattr(inside_group, "torch_group", backend)
     monkeypatch.setattr(reducer, "kind_of", lambda place, inside: None if inside == "memory" else "nccl")
 
 
@@ -192,19 +192,19 @@ def test_a_group_that_does_not_open_is_named(
 ) -> None:
     """One rank's device has a group already, say: its machine goes through shared memory, the other one does not; where
     the group was asked for, that is the error of the machine's ranks."""
-    real = inside_group._backend
+    real = inside_group.torch_group
 
     def backend(kind: str, store: Any, local: Any, address: str, timeout: float) -> Any:
-        if local._mesh.rank == 3:
+        if local.mesh.rank == 3:
             raise RuntimeError("Duplicate GPU detected")
         return real(kind, store, local, address, timeout)
 
     open_ = inside_group.Opener.open
 
     def open_soon(opener: Any, local: Any, address: str, timeout: float) -> ProcessGroup:
-        return open_(opener, local, address, 1.0 if local._mesh.rank == 2 else timeout)  # it waits for rank 3 in vain
+        return open_(opener, local, address, 1.0 if local.mesh.rank == 2 else timeout)  # it waits for rank 3 in vain
 
-    monkeypatch.setattr(inside_group, "_backend", backend)
+    monkeypatch.setattr(inside_group, "torch_group", backend)
     monkeypatch.setattr(inside_group.Opener, "open", open_soon)
     monkeypatch.setattr(machine_groups.MachineGroups, "_pays", lambda *_: True)
 
@@ -269,7 +269,7 @@ def test_a_rank_that_goes_in_the_middle_is_named(
     real = ProcessGroup.all_gather
 
     def leaves(group: Any, *args: Any) -> None:
-        if group.local._mesh.rank == 3 and leaving:
+        if group.local.mesh.rank == 3 and leaving:
             raise KeyError("this rank ends")
         real(group, *args)
 

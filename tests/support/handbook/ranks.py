@@ -47,7 +47,7 @@ def ranks_call_different_sizes() -> None:
 def told(event: RankLost | EvictedEvent | JobEndedEvent) -> None:
     """Raises what a rank raises once the controller has told it this."""
     watcher = Watcher(lambda halt: iter(()), "job 'digits', rank 3 of 8", lambda: None)
-    watcher._on_event(event)
+    watcher.on_event(event)
     watcher.close()
     error = watcher.job_error()
     assert error is not None
