@@ -115,7 +115,7 @@ def holders(job: Job) -> frozenset[int]:
 def seal(key: bytes, record: Record) -> Secret:
     """The ticket of a record."""
     body = zlib.compress(msgspec.json.encode(_stored(record)), 1)
-    return Secret(_text(_mac(key, body) + body))
+    return Secret(_text(mac_of(key, body) + body))
 
 
 def unseal(key: bytes, ticket: Secret) -> Record:
@@ -126,7 +126,7 @@ def unseal(key: bytes, ticket: Secret) -> Record:
         raise TicketError(f"ticket: expected base64, got something else: {error}") from error
     mac, body = sealed[:SEAL_BYTES], sealed[SEAL_BYTES:]
     # base64 has bits that mean nothing, and its decoder skips what is no digit
-    if not hmac.compare_digest(mac, _mac(key, body)) or _text(sealed) != ticket.value:
+    if not hmac.compare_digest(mac, mac_of(key, body)) or _text(sealed) != ticket.value:
         raise TicketError("ticket: expected the seal of this fabric's controller, got another one. Do all controllers "
                           "of the fabric have the same fabric key?")
     try:
@@ -170,7 +170,8 @@ def _restored(stored: StoredRecord) -> Record:
     )
 
 
-def _mac(key: bytes, body: bytes) -> bytes:
+def mac_of(key: bytes, body: bytes) -> bytes:
+    """What proves that a body was sealed with a key."""
     return hmac.digest(key, _PURPOSE + body, "sha256")
 
 

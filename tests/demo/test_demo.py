@@ -232,7 +232,7 @@ def test_what_is_not_installed_is_named_with_its_remedy(
     package: str, remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A missing package is named in one line, before anything starts."""
-    monkeypatch.setattr(demo, "_installed", lambda name: name != package)
+    monkeypatch.setattr(demo, "find_spec", lambda name: None if name == package else object())
     monkeypatch.setattr(demo.sandbox, "enter", lambda: pytest.fail("went on without it"))
     assert demo.demo() == 1
     assert re.search(rf"demo needs {package}, which is not installed: {remedy}", capsys.readouterr().err)

@@ -280,7 +280,7 @@ def test_a_program_that_keeps_dying_may_start_again_ever_later(monkeypatch: pyte
         assert "died 2 times" in str(caught.value.details())
         assert "SIGKILL" in str(caught.value.details())
         later = time.monotonic() + 1000
-        monkeypatch.setattr(server._configuration._crashes, "_clock", lambda: later)
+        monkeypatch.setattr(server._configuration.crashes, "clock", lambda: later)
         client.push(probe_config())
         assert client.read(COUNTER)
 

@@ -108,7 +108,7 @@ def test_another_fabrics_ticket_is_refused() -> None:
 def test_another_versions_ticket_says_so() -> None:
     """A record with other fields, under the right seal."""
     body = zlib.compress(b'{"fabric":"f"}')
-    sealed = ticket._mac(KEY, body) + body
+    sealed = ticket.mac_of(KEY, body) + body
     with pytest.raises(TicketError, match="another version"):
         ticket.unseal(KEY, Secret(base64.urlsafe_b64encode(sealed).decode()))
 

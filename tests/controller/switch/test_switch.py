@@ -329,7 +329,8 @@ async def test_the_ports_of_neighbours_that_were_heard_are_asked_for(tmp_path: P
         waiting.cancel()
         for message in answers(server.received[-1]):
             await server.to_send.put(message)
-        await until(lambda: bool(s._heard))
+        await server.to_send.put(p4r.StreamMessageResponse(packet=p4r.PacketIn(payload=b"after it")))
+        assert (await s.packets.get()).payload == b"after it"
         server.answers = answers
         assert await s.heard() == 1 << 511 | 1 << 4 | 1 << 5
         server.answers = lambda request: []

@@ -85,7 +85,7 @@ class Configuration:
         self._lock = threading.Lock()
         self._saved: p4r.ForwardingPipelineConfig | None = None
         self._running: Pipeline | None = None
-        self._crashes = Crashes()
+        self.crashes = Crashes()
 
     def change(self, settings: Callable[[Settings], Settings], apply: Callable[[SwitchProcess], None]) -> None:
         """Changes the running process by `apply`, and the settings of those that follow it. Raises EngineError, and
@@ -124,7 +124,7 @@ class Configuration:
     def wait_to_restart(self) -> float:
         """Seconds until the program that died may start again."""
         pipeline = self._running
-        return 0.0 if pipeline is None else self._crashes.wait(pipeline.built.executable)
+        return 0.0 if pipeline is None else self.crashes.wait(pipeline.built.executable)
 
     def apply(self, action: int, config: p4r.ForwardingPipelineConfig) -> None:
         """Executes one SetForwardingPipelineConfig. Raises EngineError, and leaves the running pipeline unchanged."""
@@ -160,7 +160,7 @@ class Configuration:
 
     def _prepare(self, config: p4r.ForwardingPipelineConfig, built: Built) -> Pipeline:
         """Starts a program with its ports closed. Raises Unavailable where it has crashed too often."""
-        self._crashes.check(built.executable)
+        self.crashes.check(built.executable)
         made: list[Pipeline] = []
         began = time.monotonic()
 
@@ -169,7 +169,7 @@ class Configuration:
                 self._listener.on_event(made[0], e)
 
         def death(why: str) -> None:
-            self._crashes.died(built.executable, time.monotonic() - began, why)
+            self.crashes.died(built.executable, time.monotonic() - began, why)
             if made and made[0] is self._running:
                 self._listener.on_death(why)
 
@@ -178,7 +178,7 @@ class Configuration:
                 built.executable, self._settings, on_event=event, on_death=death, description=built.trace
             )
         except EngineError as error:
-            self._crashes.died(built.executable, 0.0, str(error))
+            self.crashes.died(built.executable, 0.0, str(error))
             raise
         try:
             digests = Digests(self._listener.on_digest)

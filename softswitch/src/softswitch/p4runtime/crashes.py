@@ -24,7 +24,7 @@ class Crashes:
     """The deaths of the program that died last."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        self.clock = clock
         self._executable: Path | None = None
         self._deaths = 0
         self._until = 0.0
@@ -35,11 +35,11 @@ class Crashes:
         goes_on = executable == self._executable and lived < QUICK
         self._executable, self._why = executable, why
         self._deaths = self._deaths + 1 if goes_on else 1
-        self._until = self._clock() + WAITS[min(self._deaths, len(WAITS)) - 1]
+        self._until = self.clock() + WAITS[min(self._deaths, len(WAITS)) - 1]
 
     def wait(self, executable: Path) -> float:
         """Seconds until this program may start again."""
-        return max(0.0, self._until - self._clock()) if executable == self._executable else 0.0
+        return max(0.0, self._until - self.clock()) if executable == self._executable else 0.0
 
     def check(self, executable: Path) -> None:
         """Raises Unavailable while this program may not start."""
