@@ -224,7 +224,7 @@ def _of_membership(
     me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
     shared = any(len(ranks) > 1 for ranks in plan.machines)
     timeline = timeline_from_environment(plan.job, plan.rank, plan.world)
-    folds = _folds_of_groups(membership, settings, timeline, coding.lane_bits)
+    folds = folds_of_groups(membership, settings, timeline, coding.lane_bits)
     groups, members = (folds, ()) if group_of is None else (group_of[0].folds, group_of[1])
     prospect = None
     if groups is not None and group_of is not None and plan.world > 1 and rail in ("auto", *FOLDING):
@@ -299,7 +299,7 @@ def _of_membership(
     return checked(Parts(membership, dispatch, sequencer, coding, said, receiver=receiver, folds=folds))
 
 
-def _folds_of_groups(
+def folds_of_groups(
     membership: Membership, settings: JoinSettings, timeline: Timeline | None, lane_bits: LaneBits
 ) -> GroupFolds | None:
     """Opens the folds of a communicator's groups; None if no controller plans for it.  Either all ranks have this

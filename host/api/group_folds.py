@@ -113,7 +113,7 @@ class GroupFolds:
         self._lock = threading.Lock()
         self._numbers: dict[tuple[int, ...], int] = {}
         """Ranks of a group -> its next number."""
-        self._open: set[GroupFold] = set()
+        self.open_folds: set[GroupFold] = set()
         self._closed = False
 
     def of(self, members: Sequence[int]) -> GroupFold:
@@ -134,7 +134,7 @@ class GroupFolds:
     def keep(self, fold: GroupFold) -> None:
         """Remembers an open fold, so that ``close`` closes it."""
         with self._lock:
-            self._open.add(fold)
+            self.open_folds.add(fold)
             late = self._closed
         if late:
             fold.close()
@@ -142,12 +142,12 @@ class GroupFolds:
     def forget(self, fold: GroupFold) -> None:
         """Forgets a fold that is closed."""
         with self._lock:
-            self._open.discard(fold)
+            self.open_folds.discard(fold)
 
     def interrupt(self, error: NetFoldError) -> None:
         """Ends folding operations soon, with this error; called by another thread."""
         with self._lock:
-            those = list(self._open)
+            those = list(self.open_folds)
         for fold in those:
             fold.interrupt(error)
 
@@ -158,7 +158,7 @@ class GroupFolds:
         ended   the controller has ended the groups, since their job goes on with other ranks
         """
         with self._lock:
-            self._closed, those = True, list(self._open)
+            self._closed, those = True, list(self.open_folds)
         for fold in those:
             fold.close(reason, ended=ended)
 
@@ -171,7 +171,8 @@ class GroupFold(ABC):
         self._terms = terms
         self._members = members
         self._lock = threading.Lock()
-        self._held: HeldFold | None = None
+        self.held: HeldFold | None = None
+        """What is open of it; None while it does not fold."""
         self._closed = False
         self._shared = shared_log.level(0)
         self._never = False
@@ -216,7 +217,7 @@ class GroupFold(ABC):
     def interrupt(self, error: NetFoldError) -> None:
         """Ends its folding operation soon, with this error; called by another thread."""
         with self._lock:
-            held = self._held
+            held = self.held
         if held is not None:
             held.interrupt(error)
 
@@ -242,7 +243,7 @@ class GroupFold(ABC):
         why  what the controller planned
         """
         with self._lock:
-            self._held = held
+            self.held = held
         self._folds.keep(self)
         self.why = why
         log.info("%s: %s", self._terms.me, why)
@@ -281,7 +282,7 @@ class GroupFold(ABC):
 
     def _release(self) -> HeldFold | None:
         with self._lock:
-            held, self._held = self._held, None
+            held, self.held = self.held, None
         self._folds.forget(self)
         return held
 

@@ -62,7 +62,7 @@ class OneRail(GroupFold):
 
     def __init__(self, folds: GroupFolds, means: GroupMeans, members: tuple[int, ...]) -> None:
         super().__init__(folds, means, members)
-        self._means = means
+        self.means = means
 
     def open(self, hosts: Peers, progress: Callable[[], RailStats]) -> OpenedFold | None:
         asked = self._ask(hosts)
@@ -84,7 +84,7 @@ class OneRail(GroupFold):
                 return None
             membership = joined.membership
             try:
-                rail = self._means.open(membership, hosts, joined.receiver, connected)
+                rail = self.means.open(membership, hosts, joined.receiver, connected)
             except Unfit as unfit:
                 self._fail(unfit.lacking, never=False)
                 return None
@@ -101,10 +101,10 @@ class OneRail(GroupFold):
     def _join(self, number: int) -> tuple[JoinedGroup, FoldRail | None]:
         """Joins the group at the controller, and connects queue pairs if this rank has any.  Returns the joined group,
         and the rail that is connected.  If that fails, this rank has left, so that no other one waits for it."""
-        joined = self._means.join(self._members, number, self._means.within)
+        joined = self.means.join(self._members, number, self.means.within)
         try:
             self._check(joined.membership.plan)
-            return joined, self._means.connect(joined.membership)
+            return joined, self.means.connect(joined.membership)
         except BaseException as error:
             joined.leave(str(error))
             raise

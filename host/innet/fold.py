@@ -102,7 +102,7 @@ class FoldRail(FoldLoop):
         return folds(reduction.op, reduction.element)
 
     def begin(self, number: int) -> bool:
-        with self._turn:  # while trees are planned anew, nobody knows
+        with self.turn:  # while trees are planned anew, nobody knows
             if self._lost is not None:
                 raise self._lost
             if self.fallback and not self._fallback.takes(number):
@@ -121,7 +121,7 @@ class FoldRail(FoldLoop):
         pieces: Iterable[AllreduceRequest] = (request,)  # an empty array still checks that all ranks agree
         if elements > MAX_ELEMENTS:
             pieces = (request.part(slice(at, at + MAX_ELEMENTS)) for at in range(0, elements, MAX_ELEMENTS))
-        with self._turn:
+        with self.turn:
             if self._lost is not None:
                 raise self._lost
             now = time.monotonic_ns()
@@ -168,7 +168,7 @@ class FoldRail(FoldLoop):
         overlap.  Returns the packets sent again; None, and has sent nothing, where trees or rail are not as they were,
         so that those are to be called.  Raises what ``allreduce`` raises."""
         # nothing but what an operation must do: each object that is touched here is in no cache
-        with self._turn:
+        with self.turn:
             if (
                 self._lost is not None or self.fallback or self._rounds.pending or self._watch is not None
                 or self._closed
@@ -216,7 +216,7 @@ class FoldRail(FoldLoop):
         if self._plan.verb == "send" and reduction is None:  # bytes and zeros add up in lanes of any width
             request = structs.replace(request, coding=Coding(self._lane_bits))
         divisor = float(self._plan.world) if reduction is not None and reduction.op == "average" else 1.0
-        with self._turn:
+        with self.turn:
             if self._lost is not None:
                 raise self._lost
             operations = 1

@@ -44,7 +44,7 @@ NOTHING = np.empty(0, np.float32)
 
 
 class FoldLoop:
-    """Runs the operations of one rank, one at a time.  Whoever calls its private methods holds the lock ``_turn``.
+    """Runs the operations of one rank, one at a time.  Whoever calls its private methods holds the lock ``turn``.
 
     plan, address, timeout, control, timeline, falls_back  as for ``FoldRail``
     core  the engine over the plan's trees
@@ -57,10 +57,10 @@ class FoldLoop:
     ) -> None:
         self._plan = plan
         self.core, self._io = core, link
-        self._control = control
-        self._timeout = timeout
+        self.control = control
+        self.timeout = timeout
         self._timeline = timeline
-        self._turn = threading.Lock()
+        self.turn = threading.Lock()
         """The lock held by the thread that drives the core."""
         self._lost: NetFoldError | None = None
         """The error that has ended the rail; later operations raise it too.  None while the rail works."""
@@ -95,7 +95,7 @@ class FoldLoop:
 
     def settle(self, number: int, done: Callable[[], None]) -> None:
         """Calls ``done`` once these operations are finished (``FoldingRail.settle``)."""
-        settle(lambda: self.begun, self._turn, number, done)
+        settle(lambda: self.begun, self.turn, number, done)
 
     def interrupt(self, error: NetFoldError) -> None:
         """Called by another thread: the operation under way ends with this error within ``SLICE_SECONDS``."""
@@ -129,7 +129,7 @@ class FoldLoop:
             if self._watch is not None and status == AGAIN:
                 self._watched = self._watch(self.core.progress() / 1e9)
             if status == AGAIN and self._is_stalled():
-                self._control.suspect(self._waits())
+                self.control.suspect(self._waits())
             if status == FAILED:
                 raise self._failed(request)
             if status == OS_ERROR:
@@ -142,14 +142,14 @@ class FoldLoop:
         if self._rounds.pending:
             self._go_on()
             progress, now = self.core.progress(), time.monotonic_ns()
-        end = progress + int(self._timeout * 1e9)
+        end = progress + int(self.timeout * 1e9)
         if now >= end:
             raise self._timed_out(request)
-        if now >= progress + LOST_RANK_NS and (news := self._control.job_error()) is not None:
+        if now >= progress + LOST_RANK_NS and (news := self.control.job_error()) is not None:
             raise type(news)(f"{self._who(request)}: {news}")
         if now >= progress + long_wait.WAIT_NS and self._told_of != progress and not self._watched:
             self._told_of, waits = progress, self._waits()
-            long_wait.tell(self._who(request), self._plan, lambda: self._control.missing(waits))
+            long_wait.tell(self._who(request), self._plan, lambda: self.control.missing(waits))
         slice_ns = SLICE_NS if self._watch is None else WATCHED_SLICE_NS
         until = min(now + slice_ns, end, self._stalls.due(progress, now))
         if self.fallback:
@@ -188,15 +188,15 @@ class FoldLoop:
     def halt(self, number: int) -> None:
         """Requests recovery round ``number``, because trees have failed; it is served even while no operation runs.
         Returns at once."""
-        if self._control.resume is not None:
+        if self.control.resume is not None:
             self._rounds.request(number)
 
     def _go_on(self) -> None:
         """Goes on over other trees, from what the slowest rank lacks.  Raises TreesLost, PlanError."""
-        assert self._control.resume is not None
+        assert self.control.resume is not None
         offer = self._fallback.offer() if self._falls_back else ""
         missing = {key: self.core.lowest(tree, kind) for key, tree, kind in self._streams()}
-        plan = self._control.resume(missing, self.begun, offer)
+        plan = self.control.resume(missing, self.begun, offer)
         try:
             self.core.resume(plan.trees, self.core.now())
         except ValueError as error:
@@ -223,7 +223,7 @@ class FoldLoop:
 
     def _serve(self) -> None:
         """Serves a recovery round between operations, since other ranks may lack what this rank had long ago."""
-        with self._turn:
+        with self.turn:
             if self._lost is not None or self._closed:
                 return
             try:
@@ -240,8 +240,8 @@ class FoldLoop:
         return f"job {self._plan.job!r}, rank {self._plan.rank} of {self._plan.world}, {request}"
 
     def _timed_out(self, request: Request | RepeatedFold) -> NetFoldError:
-        missing = self._control.missing(self._waits())
-        return failures.timed_out(self._who(request), self._timeout, missing, self.core, self._io, self._plan.trees)
+        missing = self.control.missing(self._waits())
+        return failures.timed_out(self._who(request), self.timeout, missing, self.core, self._io, self._plan.trees)
 
     def _is_stalled(self) -> bool:
         """True if the controller should be told that a stream has been waiting too long."""

@@ -54,25 +54,26 @@ class MachineGroups:
         self._peers, self._local, self._place = peers, local, place
         self._address, self._timeout = address, timeout
         self._link, self._memory = link, memory
-        self._found: dict[str, Found] = {}
+        self.found: dict[str, Found] = {}
+        """By kind of backend."""
 
     def of(self, opener: Any, operation: Callable[[], AbstractContextManager[object]]) -> Any | None:
         """See ``FoldingRail.inside``."""
         if self._local.size == 1:
             return None
-        found = self._found.get(opener.kind)
+        found = self.found.get(opener.kind)
         if found is None:
             with operation():
-                found = self._found[opener.kind] = self._open(opener)
+                found = self.found[opener.kind] = self._open(opener)
         return found.group if found.group is not None and (found.forced or self._pays(found.rate)) else None
 
     def describe(self) -> str:
         """See ``FoldingRail.devices``."""
-        return ", and ".join(self._say(kind, found) for kind, found in self._found.items())
+        return ", and ".join(self._say(kind, found) for kind, found in self.found.items())
 
     def close(self) -> None:
         """Ends all groups."""
-        for found in self._found.values():
+        for found in self.found.values():
             if found.group is not None:
                 found.group.close()
 

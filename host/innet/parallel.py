@@ -110,12 +110,12 @@ class ParallelFold:
                 opened = open_on_all(agree, open_, _close)
                 if not isinstance(opened, Unfit):
                     undo.callback(_close, opened)
-                    self._fold, self._inner = opened
+                    self.fold, self._inner = opened
                     self._shared_memory = measure_inside(mesh, self._local, self._inner, parts=self._place.folding)
             if isinstance(opened, Unfit):
                 raise opened
             undo.pop_all()
-        self._groups = MachineGroups(
+        self.groups = MachineGroups(
             peers, self._local, self._place, address, timeout, link=plan.rate, memory=self.shared_memory_rate
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="netfold-fold")
@@ -159,10 +159,10 @@ class ParallelFold:
 
     @property
     def fallback(self) -> str:
-        return self._fold.fallback
+        return self.fold.fallback
 
     def begin(self, number: int) -> bool:
-        return self._fold.begin(number)
+        return self.fold.begin(number)
 
     def prepare(self, request: AllreduceRequest) -> None:
         """None: what is reduced inside machines takes many more steps than these."""
@@ -220,11 +220,11 @@ class ParallelFold:
 
     def _folded(self, request: Request) -> None:
         """Folds this rank's piece of a window, on the thread that folds."""
-        assert isinstance(self._fold, FoldRail)
+        assert isinstance(self.fold, FoldRail)
         if isinstance(request, RowsRequest):
-            self._fold.collect(request)
+            self.fold.collect(request)
         else:
-            self._fold.allreduce(request)
+            self.fold.allreduce(request)
 
     @property
     def shared_memory_rate(self) -> float:
@@ -239,13 +239,13 @@ class ParallelFold:
 
     @property
     def devices(self) -> str:
-        return self._groups.describe()
+        return self.groups.describe()
 
     def inside(self, opener: Any, operation: Callable[[], AbstractContextManager[object]]) -> Any | None:
-        return self._groups.of(opener, operation)
+        return self.groups.of(opener, operation)
 
     def trial(self, data: Flat, number: int) -> None:
-        with self._fold.uncounted():
+        with self.fold.uncounted():
             self._run(allreduce_steps(AllreduceRequest(data, data, TRIAL, number), self._place, self._inner))
 
     def _job_error(self) -> NetFoldError | None:
@@ -254,13 +254,13 @@ class ParallelFold:
 
     @property
     def retransmissions(self) -> int:
-        return self._fold.retransmissions
+        return self.fold.retransmissions
 
     def progress(self) -> RailStats:
-        return replace(self._fold.progress(), operations=self._operations, bytes_reduced=self._bytes)
+        return replace(self.fold.progress(), operations=self._operations, bytes_reduced=self._bytes)
 
     def stats(self) -> RailStats:
-        folded = self._fold.stats()
+        folded = self.fold.stats()
         return replace(folded, operations=self._operations, bytes_reduced=self._bytes, seconds=self._seconds)
 
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
@@ -271,7 +271,7 @@ class ParallelFold:
         )
         folds = (
             f"{nbytes} bytes are reduced by {place} in shared memory, and {each}: "
-            f"{self._fold.describe(piece, lane_bits)}"
+            f"{self.fold.describe(piece, lane_bits)}"
         )
         inside, needed = self.shared_memory_rate, ratio(self._peers.size, place.largest)
         if not self._rate:
@@ -281,25 +281,25 @@ class ParallelFold:
 
     def halt(self, number: int) -> None:
         """Requests a recovery round of the fold (``FoldRail.halt``)."""
-        self._fold.halt(number)
+        self.fold.halt(number)
 
     @property
     def begun(self) -> int:
-        return self._fold.begun
+        return self.fold.begun
 
     def settle(self, number: int, done: Callable[[], None]) -> None:
         """Calls ``done`` once these operations are finished, all their windows (``FoldingRail.settle``)."""
-        settle(lambda: self._fold.begun, self._turn, number, done)
+        settle(lambda: self.fold.begun, self._turn, number, done)
 
     def interrupt(self, error: NetFoldError) -> None:
         """See ``FoldRail``."""
-        self._fold.interrupt(error)
+        self.fold.interrupt(error)
 
     def close(self) -> None:
         self._thread.shutdown()
-        self._fold.close()
+        self.fold.close()
         self._inner.close()
-        self._groups.close()
+        self.groups.close()
 
 
 def _close(opened: tuple[FoldRail | Bystander, InnerStep]) -> None:

@@ -85,7 +85,7 @@ def open_mesh(
         open_pairs = environment.number(os.environ, OPEN_PAIRS_VARIABLE, str(MAX_OPEN))
         return RoceMesh(
             plan, listener, timeout=timeout, open_pairs=open_pairs, timeline=timeline, receiver=receiver,
-            **_roce_paths(plan, client, choice, WINDOW_BYTES // plan.path_mtu),
+            **roce_paths(plan, client, choice, WINDOW_BYTES // plan.path_mtu),
         )
     planned: PathSource | None = None
     if choice == "spray":
@@ -95,7 +95,7 @@ def open_mesh(
     return TcpMesh(plan, listener, timeout=timeout, planned=planned, timeline=timeline)
 
 
-def _roce_paths(plan: Plan, client: JobClient | None, choice: PathChoice, window: int) -> dict[str, Any]:
+def roce_paths(plan: Plan, client: JobClient | None, choice: PathChoice, window: int) -> dict[str, Any]:
     """The argument of a RoceMesh for this choice."""
     overtake = min(OVERTAKE, window // 2)
     if choice == "spray":

@@ -106,26 +106,26 @@ class MultiRail:
         )
         self._me = listeners.me or f"rank {rank} of {world}"
         place = RankLabel(rank, listeners.job, self._me, listeners.hosts)
-        self._rails = RailSet(
+        self.rails = RailSet(
             rails, names, state, detector, reopen, place=place, stall=policy.stall, spare=spare is not None, clock=clock
         )
         self._gave_up_linger = policy.stall + GAVE_UP_LINGER_SECONDS
         self._agreements = Agreements(
-            self._rails, state, detector, lambda: self.shares.quickest(self._rails.live), clock
+            self.rails, state, detector, lambda: self.shares.quickest(self.rails.live), clock
         )
-        self._stripes = striping.StripeThreads(self._rails, state, timeline=listeners.timeline, clock=clock)
+        self._stripes = striping.StripeThreads(self.rails, state, timeline=listeners.timeline, clock=clock)
         self.state, self._channel, self.detector, self._clock = state, channel, detector, clock
         self._note, self._keep = listeners.note, listeners.keep
-        self._account = Account(self._rails)
+        self._account = Account(self.rails)
         self._resent = [0] * len(rails)
         self.schedule = ExchangeSchedule()
         told = BriefListeners(self._note, self._settle, self._count, self._told_allreduce)
-        self.brief = BriefCalls(self._rails, self._agreements, self._account, self.schedule, told)
+        self.brief = BriefCalls(self.rails, self._agreements, self._account, self.schedule, told)
         """Short calls that it repeats, by signature; none while a rail is pinned, or once it is closed."""
         self._pinned: int | None = None
         self._closed = False
         try:
-            self._rails.mark_down(down)
+            self.rails.mark_down(down)
             self._begin(policy.start)
         except BaseException:
             self.close()
@@ -147,13 +147,13 @@ class MultiRail:
         if self._closed:
             raise Closed("the rails were closed")
         if self._pinned is not None:
-            saturated = self._pinned_rail(self._rails.names).allreduce(request)
+            saturated = self._pinned_rail(self.rails.names).allreduce(request)
             self._account.nbytes[self._pinned] += request.source.nbytes
             self._account.count(request.source.nbytes)
             return saturated
-        self._rails.begin(request.number)
+        self.rails.begin(request.number)
         source, coding, algorithm = request.source, request.coding, request.algorithm
-        nbytes, live = source.nbytes, self._rails.live
+        nbytes, live = source.nbytes, self.rails.live
         ledger = self._own if algorithm is None or algorithm == INNET else self._costs.of(f"allreduce by {algorithm}")
         split = ledger.shares.split(nbytes, live, coding.lane_bits)
         self._note(split.text)
@@ -189,11 +189,11 @@ class MultiRail:
             cut.carry(self._pinned_rail(self._costs.names(cut.folded is not None)), slice(0, cut.size), number)
             self._account.count_rows()
             return
-        self._rails.begin(number)
-        if cut.either and self.carries_rows and not self._costs.way(cut.kind).choose(cut.size, self._rails.live):
+        self.rails.begin(number)
+        if cut.either and self.carries_rows and not self._costs.way(cut.kind).choose(cut.size, self.rails.live):
             cut = cut.between_hosts()
         ledger = self._costs.of(cut.kind, folded=cut.folded is not None)
-        split = ledger.shares.split(cut.size, self._rails.live)
+        split = ledger.shares.split(cut.size, self.rails.live)
         self._note(split.text)
         try:
             self._long(cut, split, ledger)
@@ -205,13 +205,13 @@ class MultiRail:
         """The rail that carries every call.  Raises RailDown where it is down."""
         assert self._pinned is not None
         self._note(f"{names[self._pinned]} (pinned)")
-        if self._pinned not in self._rails.live:
-            raise RailDown(f"{self._me}: every call is for {names[self._pinned]}: {self._rails.describe_states()}")
-        return self._rails[self._pinned]
+        if self._pinned not in self.rails.live:
+            raise RailDown(f"{self._me}: every call is for {names[self._pinned]}: {self.rails.describe_states()}")
+        return self.rails[self._pinned]
 
     def _told(self, error: NetFoldError, number: int, what: str) -> NetFoldError:
         """The error of an operation, with the state of every rail."""
-        return self._rails.with_states(error, f"{self._me}, operation {number} ({what})")
+        return self.rails.with_states(error, f"{self._me}, operation {number} ({what})")
 
     def _told_allreduce(self, error: NetFoldError, request: AllreduceRequest) -> NetFoldError:
         """The same of an allreduce."""
@@ -226,23 +226,23 @@ class MultiRail:
     @property
     def carries_rows(self) -> bool:
         """True if the switches of any rail that is up carry rows; the same on all ranks."""
-        return self._costs.carries_rows(self._rails.live)
+        return self._costs.carries_rows(self.rails.live)
 
     def describe_cut(self, kind: str, nbytes: int, *, folded: bool) -> str:
         """How a collective of this kind would be cut, in words.  Sends nothing.
 
         folded  whether switches can carry it, and hosts as well
         """
-        return self._costs.preview(kind, nbytes, self._rails.live, folded=folded)
+        return self._costs.preview(kind, nbytes, self.rails.live, folded=folded)
 
     @property
     def live(self) -> list[int]:
         """Indices of the rails that are up, as all ranks agree."""
-        return self._rails.live
+        return self.rails.live
 
     def track(self, index: int) -> WatchedRail:
         """A rail that is up, by its index."""
-        return self._rails[index]
+        return self.rails[index]
 
     def pin(self, rail: int | None) -> None:
         """Lets this rail carry every call from now on, without the work around several rails, for comparison; it must
@@ -253,7 +253,7 @@ class MultiRail:
     def on_change(self, call: Callable[[], None]) -> None:
         """Registers a function that is called whenever a rail has failed or is back, on all ranks in the same
         operation."""
-        self._rails.on_change(call)
+        self.rails.on_change(call)
 
     def use(self) -> list[RailUse]:
         """The work of each rail so far."""
@@ -277,25 +277,25 @@ class MultiRail:
     def give_up(self, rail: WatchedRail, error: NetFoldError) -> None:
         """This rail is dead for this reason, which the other ranks learn with the next operation; called by another
         thread."""
-        if rail in self._rails.rails:
-            self._rails.broken.setdefault(self._rails.rails.index(rail), error)
+        if rail in self.rails.rails:
+            self.rails.broken.setdefault(self.rails.rails.index(rail), error)
 
     def interrupt(self, error: NetFoldError) -> None:
         """Called by another thread: the operation under way ends with this error soon, and so does each later one."""
-        self._rails.stop(error)
+        self.rails.stop(error)
 
     def leave(self, why: str) -> None:
         """Lets the controller of each rail's plane tell the other ranks why this one leaves, once it is closed."""
-        for index in self._rails.live:
-            self._rails[index].leave(why)
+        for index in self.rails.live:
+            self.rails[index].leave(why)
 
     def end(self, why: str) -> None:
         """Closes the rails at once, since no other rank needs this one any more: all have stopped.
 
         why  for the controllers
         """
-        for index in self._rails.live:
-            self._rails[index].leave(why, at_once=True)
+        for index in self.rails.live:
+            self.rails[index].leave(why, at_once=True)
         self.close(lingers=False)
 
     def close(self, *, lingers: bool = True) -> None:
@@ -316,7 +316,7 @@ class MultiRail:
         if lingers and lasts > 0 and self.detector.others:
             time.sleep(lasts)
         self._channel.close()
-        self._rails.close()
+        self.rails.close()
 
     # ---- short and long --------------------------------------------------------------------------------------------
     def _settle(self, nbytes: int, rail: int, ledger: Ledger, lane_bits: LaneBits) -> None:
@@ -332,7 +332,7 @@ class MultiRail:
         if brief:
             schedule.sampled(self.brief.owed)
         if self.brief.owed > schedule.due:
-            self._exchange({}, schedule.turn(self._rails.live), together=True)
+            self._exchange({}, schedule.turn(self.rails.live), together=True)
 
     def _agree(self, source: Flat, rail: int, ledger: Ledger | None = None) -> Flat:
         """Runs an agreement on a sum of int32 of our own.
@@ -352,7 +352,7 @@ class MultiRail:
         """
         agreements, carrier = self._agreements, self._agreements.carrier
         if carrier != rail:
-            self._note(f"then {self._rails.names[carrier]}, died: {self._rails.names[rail]}: {self._cause(rail)}")
+            self._note(f"then {self.rails.names[carrier]}, died: {self.rails.names[rail]}: {self._cause(rail)}")
         if ledger is not None:
             self._account.nbytes[carrier] += nbytes
             on_wire = ledger.shares.wire_bytes(carrier, nbytes, lane_bits)
@@ -370,32 +370,32 @@ class MultiRail:
                 self._account.processor[rail] += part.processor
                 on_wire = shares.wire_bytes(rail, part.elements * cut.unit, bits)
                 ledger.estimates[rail].add(on_wire, part.seconds if part.error is None else 0.0)
-            done = self._exchange(parts, self.shares.quickest(self._rails.live), ledger, cut.what)
+            done = self._exchange(parts, self.shares.quickest(self.rails.live), ledger, cut.what)
             for rail, part in parts.items():
                 self._account.nbytes[rail] += cut.unit * sum(c.stop - c.start for c in part.chunks[: done[rail]])
                 saturated += sum(part.saturated[: done[rail]])
-                if rail in self._rails.live:
+                if rail in self.rails.live:
                     self._count(rail)
             left = striping.missing_chunks(parts, done)
             if not left:
                 seconds = self._clock() - begin
                 self._account.add_seconds(seconds)
                 if whole:
-                    ledger.record_cut_call(split, self._rails.live, seconds)
+                    ledger.record_cut_call(split, self.rails.live, seconds)
                 return saturated
             whole = False
             again = sum(chunk.stop - chunk.start for chunk in left) * cut.unit
-            split = shares.split(again, self._rails.live, bits)
-            dead = ", ".join(f"{self._rails.names[rail]}: {self._cause(rail)}" for rail in parts
-                             if rail not in self._rails.live)
+            split = shares.split(again, self.rails.live, bits)
+            dead = ", ".join(f"{self.rails.names[rail]}: {self._cause(rail)}" for rail in parts
+                             if rail not in self.rails.live)
             self._note(f"{again} bytes again over {split.text}, died: {dead}")
 
     def _cause(self, rail: int) -> str:
-        return first_line(self._rails.causes[rail])
+        return first_line(self.rails.causes[rail])
 
     def _count(self, rail: int) -> None:
         """Counts what the rail has retransmitted since the last look."""
-        resent = self._rails[rail].retransmissions if rail in self._rails.live else 0
+        resent = self.rails[rail].retransmissions if rail in self.rails.live else 0
         self.retransmissions += max(0, resent - self._resent[rail])
         self._resent[rail] = resent
 
@@ -415,24 +415,24 @@ class MultiRail:
         """
         ledger, call = ledger or self._own, call_number(what) if what else 0
         table = rail_report.encode(
-            self.rank, self.world, self._rails, parts, ledger.estimates, ledger.shares.figures, ledger.report(),
+            self.rank, self.world, self.rails, parts, ledger.estimates, ledger.shares.figures, ledger.report(),
             call,
         )
         total = self._agree(table, rail, self._own if together else None)
-        told = rail_report.decode(total, self.world, self._rails.live, parts)
+        told = rail_report.decode(total, self.world, self.rails.live, parts)
         if others := [rank for rank, number in enumerate(told.calls) if number != call]:
             error = RankMismatch(mismatch(self.rank, what or "a short operation", others))
-            self._rails.stop_mismatched(error)
+            self.rails.stop_mismatched(error)
             raise error
-        names = self._rails.names
-        self._rails.mark_down({
+        names = self.rails.names
+        self.rails.mark_down({
             rail: RailDown(f"{names[rail]}: {ranks(who)} lost it, and can say why") for rail, who in told.dead.items()
         })
         for index in told.reopened:
-            self._rails.restore(index)
+            self.rails.restore(index)
             self._resent[index] = 0
         self.brief.forget()
-        live = self._rails.live
+        live = self.rails.live
         self.state.set_live(live, exchanged=True)
         ledger.shares.adopt_cut_seconds(told.cut_call_seconds)
         if ledger.shares.learn(told.figures, live) and ledger is self._own:
@@ -443,11 +443,11 @@ class MultiRail:
     # ---- the beginning -----------------------------------------------------------------------------------------------
     def _begin(self, start: Start) -> None:
         """Agrees on what the ranks know of the rails, and measures the rest, the same on all ranks."""
-        self._exchange({}, self._rails.live[0])
-        strange = [rail for rail in self._rails.live if self.shares.figures[rail].bandwidth is None]
+        self._exchange({}, self.rails.live[0])
+        strange = [rail for rail in self.rails.live if self.shares.figures[rail].bandwidth is None]
         for tell, nbytes in settings.first_calls(start):
             for rail in strange:  # in turns: what disturbs one of them for a while disturbs all
-                if rail in self._rails.live:  # it may die here as well as later
+                if rail in self.rails.live:  # it may die here as well as later
                     self._agree(np.zeros(nbytes // 4, np.int32), rail, self._own if tell else None)
         if strange:
-            self._exchange({}, self._rails.live[0])
+            self._exchange({}, self.rails.live[0])

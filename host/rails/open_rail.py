@@ -102,11 +102,11 @@ class OpenRail:
             try:
                 self.others = self._peers(mesh, options, note=note)
                 """The ranks of this rail for collectives that are not split."""
-                self._between = self._peers(mesh, options, label="rail ")
+                self.between = self._peers(mesh, options, label="rail ")
                 """The same ranks, for operations that several rails carry together."""
-                self._rail: FoldRail | Peers = self._between
+                self.rail: FoldRail | Peers = self.between
                 if spec.kind in FOLDING:
-                    self._rail = self._fold(self._membership, receiver, patience, options.lane_bits, own)
+                    self.rail = self._fold(self._membership, receiver, patience, options.lane_bits, own)
                 self._takes_all = spec.kind == "innet" and self.plan.verb != "send"
                 """True if its switches fold every operation that several rails carry by their own ways."""
                 self._membership.on_tell(self._progress)
@@ -160,7 +160,7 @@ class OpenRail:
 
         def halted(number: int) -> None:
             give_up(RailDown(f"{self}: the controller takes back the trees of {self.plan.job!r}"))
-            threading.Thread(target=self._leave, args=(self._rail.stats(),), name="netfold-rail", daemon=True).start()
+            threading.Thread(target=self._leave, args=(self.rail.stats(),), name="netfold-rail", daemon=True).start()
 
         if self._membership is not None:
             self._membership.on_halt(halted)
@@ -181,9 +181,9 @@ class OpenRail:
 
     def watched_by(self, watch: Callable[[float], bool] | None) -> None:
         """Sets the function that watches the rail (``rail_set.WatchedRail``)."""
-        self._rail.watched_by(watch)
-        if self._rail is not self._between:
-            self._between.watched_by(watch)
+        self.rail.watched_by(watch)
+        if self.rail is not self.between:
+            self.between.watched_by(watch)
 
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
         """Always true: what its switches cannot make goes between the plane's hosts."""
@@ -195,7 +195,7 @@ class OpenRail:
 
     def _progress(self) -> RailStats:
         """How far the rail is, for the plane's controller; read on the thread of its events."""
-        known = self._rail.progress() if isinstance(self._rail, FoldRail) else self._rail.stats()
+        known = self.rail.progress() if isinstance(self.rail, FoldRail) else self.rail.stats()
         return self._of_job(known)
 
     def _of_job(self, stats: RailStats) -> RailStats:
@@ -207,59 +207,59 @@ class OpenRail:
     def between_name(self) -> str:
         """Its mesh and its plane, for people."""
         kind, at, plane = self.name.partition("@")
-        return f"{self._between.mesh.rail}@{plane}" if at else f"{self._between.mesh.rail} of {kind}"
+        return f"{self.between.mesh.rail}@{plane}" if at else f"{self.between.mesh.rail} of {kind}"
 
     def between_hosts(self, number: int, operation: Callable[[Peers], None]) -> None:
         """Makes an operation between the plane's hosts (``rail_set.WatchedRail``).  Raises RailDown where the rail was
         closed."""
         if self._closed:
             raise RailDown(f"{self} was closed")
-        self._between.count_from(number)
-        operation(self._between)
+        self.between.count_from(number)
+        operation(self.between)
 
     @property
     def narrows(self) -> bool:
         """True if it has lanes narrower than 32 bits."""
-        return self._rail.narrows
+        return self.rail.narrows
 
     def allreduce(self, request: AllreduceRequest) -> int:
         """Carries a request (``Rail``), between the plane's hosts where the rail's switches cannot.  Raises RailDown
         where the rail was closed."""
         if self._closed:
             raise RailDown(f"{self} was closed")
-        rail, coding = self._rail, request.coding
+        rail, coding = self.rail, request.coding
         own = request.algorithm is None or request.algorithm == INNET
-        if own and rail is not self._between and (self._takes_all or rail.takes(request.reduction, coding)):
+        if own and rail is not self.between and (self._takes_all or rail.takes(request.reduction, coding)):
             return rail.allreduce(request)
-        return carry_between(self._between, request)
+        return carry_between(self.between, request)
 
     def way(self, coding: Coding, algorithm: str | None) -> Callable[[AllreduceRequest], int]:
         """The function that carries requests with this coding and algorithm (``rail_set.WatchedRail``)."""
         own = self._takes_all and (algorithm is None or algorithm == INNET)
-        return self._rail.allreduce if own else self.allreduce
+        return self.rail.allreduce if own else self.allreduce
 
     @property
     def carries_rows(self) -> bool:
         """True if its switches carry a ``RowsRequest`` in whatever lanes; beside RDMA NICs lanes have the job's width.
         """
-        return isinstance(self._rail, FoldRail) and not self._rail.joins_nothing
+        return isinstance(self.rail, FoldRail) and not self.rail.joins_nothing
 
     def collect(self, request: RowsRequest) -> None:
         """Carries a collective of rows through its switches.  Raises RailDown where the rail was closed."""
-        assert isinstance(self._rail, FoldRail), self.name
+        assert isinstance(self.rail, FoldRail), self.name
         if self._closed:
             raise RailDown(f"{self} was closed")
-        self._rail.collect(request)
+        self.rail.collect(request)
 
     @property
     def retransmissions(self) -> int:
-        return self._rail.retransmissions
+        return self.rail.retransmissions
 
     def stats(self) -> RailStats:
-        return self._rail.stats()
+        return self.rail.stats()
 
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
-        return self._rail.describe(nbytes, lane_bits)
+        return self.rail.describe(nbytes, lane_bits)
 
     def leave(self, why: str, *, at_once: bool = False) -> None:
         if at_once:
@@ -272,9 +272,9 @@ class OpenRail:
             if self._closed:
                 return
             self._closed = True
-        stats = self._rail.stats()
-        self._rail.close()
-        self._between.close()
+        stats = self.rail.stats()
+        self.rail.close()
+        self.between.close()
         self.others.close()
         if self._membership is not None:
             self._leave(stats)

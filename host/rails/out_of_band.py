@@ -37,7 +37,7 @@ CONNECT_SECONDS = 0.1
 log = logging.getLogger("netfold")
 
 
-class _Asked:
+class Asked:
     """A connection to another rank: first the handshake, then questions, one at a time.  Never waits."""
 
     def __init__(self, plane: int, where: tuple[str, int], initiator: Initiator, *, attempts: int = 1) -> None:
@@ -135,9 +135,9 @@ class TcpOutOfBand:
         self._me = me
         self._addresses: Mapping[int, Sequence[tuple[str, int]]] = {}
         self._lock = threading.Lock()
-        self._links: dict[tuple[int, int], _Asked] = {}
+        self._links: dict[tuple[int, int], Asked] = {}
         """Connections by rank and plane."""
-        self._used: dict[int, int] = {}
+        self.used: dict[int, int] = {}
         """Rank -> the plane of the questions to it, until that plane fails."""
         self._turn: dict[int, int] = {}
         """Rank -> the plane to use next, after a failure."""
@@ -158,15 +158,15 @@ class TcpOutOfBand:
         answers = {}
         with self._lock, selectors.DefaultSelector() as selector:
             deadline = time.monotonic() + within  # not before: another rail's question may have taken all of it
-            until: dict[_Asked, float] = {}
+            until: dict[Asked, float] = {}
             """Connection to a rank that has not answered yet -> its deadline."""
 
-            def begin(link: _Asked) -> None:
+            def begin(link: Asked) -> None:
                 link.ask(message)
                 selector.register(link.socket, link.events, link)
                 until[link] = deadline if link.connected else min(deadline, time.monotonic() + CONNECT_SECONDS)
 
-            def end(link: _Asked) -> None:
+            def end(link: Asked) -> None:
                 selector.unregister(link.socket)
                 del until[link]
 
@@ -201,7 +201,7 @@ class TcpOutOfBand:
                         self._close(link)
         return answers
 
-    def _failed(self, link: _Asked, error: Exception) -> _Asked | None:
+    def _failed(self, link: Asked, error: Exception) -> Asked | None:
         """Closes a connection that is gone.  Returns a new one where the other end closed it before either side refused
         the other, as it does where it has too many."""
         self._close(link)
@@ -222,14 +222,14 @@ class TcpOutOfBand:
             proven = {link.rank for link in self._links.values() if link.proven}
             return [rank for rank, planes in self._refused.items() if planes and rank not in proven]
 
-    def _link(self, rank: int, avoid: int) -> _Asked | None:
+    def _link(self, rank: int, avoid: int) -> Asked | None:
         """The connection to a rank, on another plane than ``avoid`` where there is one; None where none can be
         begun."""
         planes = len(self._addresses[rank])
-        if self._used.get(rank) == avoid and planes > 1:
-            del self._used[rank]
+        if self.used.get(rank) == avoid and planes > 1:
+            del self.used[rank]
             self._turn.pop(rank, None)
-        plane = self._used.setdefault(rank, self._turn.get(rank, avoid + 1) % planes)
+        plane = self.used.setdefault(rank, self._turn.get(rank, avoid + 1) % planes)
         if (link := self._links.get((rank, plane))) is not None:
             return link
         try:
@@ -237,21 +237,21 @@ class TcpOutOfBand:
         except OSError as error:
             if isinstance(error, ConnectionRefusedError):
                 self._refused.setdefault(rank, set()).add(plane)
-            del self._used[rank]
+            del self.used[rank]
             self._turn[rank] = plane + 1
             return None
 
-    def _open(self, rank: int, plane: int, attempts: int) -> _Asked:
-        link = _Asked(plane, self._addresses[rank][plane], Initiator(self._me, rank), attempts=attempts)
+    def _open(self, rank: int, plane: int, attempts: int) -> Asked:
+        link = Asked(plane, self._addresses[rank][plane], Initiator(self._me, rank), attempts=attempts)
         self._links[rank, plane] = link
         return link
 
-    def _leave_plane(self, link: _Asked) -> None:
+    def _leave_plane(self, link: Asked) -> None:
         """Takes the next plane for the next question to this rank."""
-        self._used.pop(link.rank, None)
+        self.used.pop(link.rank, None)
         self._turn[link.rank] = link.plane + 1
 
-    def _close(self, link: _Asked) -> None:
+    def _close(self, link: Asked) -> None:
         del self._links[link.rank, link.plane]
         link.socket.close()
 

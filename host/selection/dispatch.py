@@ -77,7 +77,7 @@ class Dispatch:
         self._prospect = prospect
         self._groups = groups
         self._members = tuple(members) or tuple(range(hosts.size))
-        self._rails = rails
+        self.rails = rails
         self._fold: Rail | None = switches if rails is None else rails
         self._always = always or rails is not None
         self._flight = flight
@@ -102,7 +102,7 @@ class Dispatch:
     def narrow(self) -> FoldingRail | RailTeam | None:
         """The rail with lanes narrower than 32 bits, which knows the number of ranks that its lanes add; None if there
         is none."""
-        return self._rails if self._rails is not None and self._rails.narrows else self.switches
+        return self.rails if self.rails is not None and self.rails.narrows else self.switches
 
     @property
     def fallback(self) -> str:
@@ -117,7 +117,7 @@ class Dispatch:
         """The dispatch of some of the ranks, in this order, which fold by themselves where they may."""
         peers = self.hosts.group(ranks)
         members = [self._members[rank] for rank in ranks]
-        why = f"{self._rails.name} folds for all ranks of the job alone" if self._rails is not None else self._why
+        why = f"{self.rails.name} folds for all ranks of the job alone" if self.rails is not None else self._why
         return Dispatch(
             peers, always=self._always, why=why, flight=self._flight, me=self._me, groups=self._groups, members=members,
             prospect=None if self._groups is None or len(members) == 1 else self._groups.of(members),
@@ -131,7 +131,7 @@ class Dispatch:
         self.rows = self._rows()
 
     def _rows(self) -> RowsDispatch:
-        why = self.why if self._rails is None else "several rails share it, and choose by themselves"
+        why = self.why if self.rails is None else "several rails share it, and choose by themselves"
         return RowsDispatch(
             self.hosts, self.switches, always=self._always, why=why, flight=self._flight, lost=self._lose_fold
         )
@@ -147,7 +147,7 @@ class Dispatch:
         assert self._prospect is not None
         opened = self._prospect.open(self.hosts, self.progress)
         if opened is not None:
-            self._rails = opened.rails
+            self.rails = opened.rails
             self._said_whole = opened.rails is not None and not opened.rails.whole
             self._fold_by(opened.switches)
             self.go_over(opened.hosts)
@@ -165,7 +165,7 @@ class Dispatch:
 
     def _fold_by(self, rail: FoldingRail | None) -> None:
         """From now on this rail folds, or nothing does."""
-        self.switches, self._fold = rail, rail if self._rails is None else self._rails
+        self.switches, self._fold = rail, rail if self.rails is None else self.rails
         if rail is None:
             self.hosts.chooser.fold_by(None)
         else:
@@ -194,7 +194,7 @@ class Dispatch:
         flight = self._flight
         if self._prospect is not None:
             self.foresee(request)
-        rails = self._rails
+        rails = self.rails
         if rails is not None and rails.brief.known:
             before = rails.retransmissions
             try:
@@ -289,9 +289,9 @@ class Dispatch:
             raise ValueError(
                 f"algorithm='innet': {reduction.op} of {reduction.element}{_as_asked(coding)} does not fold"
             )
-        elif self._rails is not None and self._rails.whole:
+        elif self.rails is not None and self.rails.whole:
             raise ValueError(
-                f"algorithm='innet' over {self._rails.name}: {', '.join(self._rails.whole)} cannot fold; leave it out"
+                f"algorithm='innet' over {self.rails.name}: {', '.join(self.rails.whole)} cannot fold; leave it out"
             )
 
     def check_lanes(self, lane_bits: LaneBits) -> None:
@@ -300,7 +300,7 @@ class Dispatch:
             check_levels(lane_bits, self.narrow.members)
         if not self._said_whole:
             self._said_whole = True
-            over = f" over {', '.join(self._rails.whole)}" if self._rails is not None else ""
+            over = f" over {', '.join(self.rails.whole)}" if self.rails is not None else ""
             log.log(
                 shared_log.level(self.hosts.rank),
                 "%s: lanes of %d bits are for what the switches fold; floats go between the hosts whole%s",
@@ -366,7 +366,7 @@ class Dispatch:
 
     def interrupt(self, error: NetFoldError) -> None:
         """Called by another thread: what is under way ends with this error soon."""
-        for rail in (self.switches, self._rails):
+        for rail in (self.switches, self.rails):
             if rail is not None:
                 rail.interrupt(error)
         if self.hosts.size > 1:
@@ -404,7 +404,7 @@ class Dispatch:
         measured = self.hosts.chooser.measured
         # what is certain without measuring stays so: of several rails, too, which choose by themselves
         asked = request.algorithm is not None and request.algorithm != AUTO
-        sure = asked or measured is not None or self._rails is not None or self._sure(request.coding.lane_bits)
+        sure = asked or measured is not None or self.rails is not None or self._sure(request.coding.lane_bits)
         if request.prepared is not None:
             request.prepared.choose(Chosen(self.hosts, self.switches, measured, chosen) if chosen and sure else None)
         return chosen
@@ -415,7 +415,7 @@ class Dispatch:
             return algorithm
         if algorithm is None and (self._sure(coding.lane_bits) or (coding.saturate and hosts.algorithm == AUTO)):
             return INNET
-        if (algorithm or hosts.algorithm) != AUTO or self._rails is not None:
+        if (algorithm or hosts.algorithm) != AUTO or self.rails is not None:
             return algorithm
         reduction, nbytes = request.reduction, request.nbytes
         what = f"{reduction.op} of {nbytes // reduction.dtype.itemsize} x {reduction.said}"

@@ -138,7 +138,7 @@ class ProcessGroup:
     row = ROW
 
     def __init__(self, backend: Any, kind: str, local: Mesh, timeout: float) -> None:
-        self._backend, self.kind, self.local, self._timeout = backend, kind, local, timeout
+        self._backend, self.kind, self.local, self.timeout = backend, kind, local, timeout
 
     def try_(self, device: Device) -> None:
         """Makes both collectives once, and checks what they fill.  Waits as long as torch does; raises
@@ -197,8 +197,8 @@ class ProcessGroup:
             if self.kind == "gloo":  # not all of whose works say that they are done
                 run_apart(waiting.wait)
                 done = waiting.ended.is_set
-            if not _await(done, self.local, self._timeout):
-                raise CollectiveTimeout(f"{me}: not done after {self._timeout:g} s; one of them is gone or has stopped")
+            if not _await(done, self.local, self.timeout):
+                raise CollectiveTimeout(f"{me}: not done after {self.timeout:g} s; one of them is gone or has stopped")
             waiting.result()
         except BaseException as error:
             self._give_up()

@@ -103,9 +103,9 @@ class VerbsRail(FoldRail):
         trees have changed meanwhile, it waits for `Halt`.  Raises TransportError, PlanError."""
         assert self._verbs is not None
         self._connected = False
-        if self._control.connect is None:
+        if self.control.connect is None:
             raise PlanError(f"job {self._plan.job!r}, rank {self._plan.rank}: rail='verbs' needs a controller")
-        connected = self._control.connect(self._plan, self._verbs.make())
+        connected = self.control.connect(self._plan, self._verbs.make())
         if connected is None:
             return
         if not connected.pairs:
@@ -131,20 +131,20 @@ class VerbsRail(FoldRail):
             if request.number != self._broke_in:
                 self._broke_in, self._breaks = request.number, 0
             self._breaks += 1
-            if self._control.resume is None or self._breaks > MAX_BREAKS:
+            if self.control.resume is None or self._breaks > MAX_BREAKS:
                 raise TransportError(f"{who}: {self._port.device}: {why} ({self._breaks} times in this operation)")
             log.warning("%s: %s: %s; the controller is asked to let all ranks begin anew", who, self._port.device, why)
-            self._control.broken(self._waits(), why)
-        until = time.monotonic() + self._timeout
+            self.control.broken(self._waits(), why)
+        until = time.monotonic() + self.timeout
         while not self._rounds.pending:
-            news: NetFoldError | None = self._control.job_error()
+            news: NetFoldError | None = self.control.job_error()
             if news is not None:
                 raise type(news)(f"{who}: {self._port.device}: {why}; {news}")
             left = until - time.monotonic()
             if left <= 0:
                 raise TransportError(
                     f"{who}: {self._port.device}: {why or 'its queue pairs are not connected'}; the controller did not "
-                    f"let the ranks begin anew within {self._timeout:g} s"
+                    f"let the ranks begin anew within {self.timeout:g} s"
                 )
             select.select([self._rounds.fd], [], [], min(left, SLICE_SECONDS))
 

@@ -143,7 +143,7 @@ def test_a_rail_settles_when_its_operation_is_over() -> None:
         settled = threading.Event()
         first = threading.Thread(target=lambda: comms[0].allreduce(np.ones(1000, np.int32)), daemon=True)
         first.start()
-        while not rail._turn.locked():
+        while not rail.turn.locked():
             assert first.is_alive()
         rail.settle(rail.begun, settled.set)
         assert not settled.wait(0.1)
@@ -182,7 +182,7 @@ def test_a_rank_that_waits_for_a_late_one_asks_and_goes_on() -> None:
             waits.append(found)
             told.set()
 
-        rail._control = FoldControl(suspect=suspect)
+        rail.control = FoldControl(suspect=suspect)
         results: list[object] = []
         first = threading.Thread(target=lambda: results.append(comms[0].allreduce(np.ones(500, np.int32))), daemon=True)
         first.start()

@@ -231,7 +231,7 @@ def test_a_failure_report_that_is_an_oserror_is_not_taken_for_the_sockets(monkey
         one = tcp.meshes[1].operations
         while 0 not in one.reports.waits:
             one.connections.poll(5)
-        one._send_report(1, 2, "is lost: a test")
+        one.report_lost(2, "is lost: a test")
         while not one.connections.links[0].lost:
             one.connections.poll(5)
 

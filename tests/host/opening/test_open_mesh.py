@@ -50,6 +50,6 @@ def test_recycled_ports_are_those_that_name_paths_and_the_plans_stream_ends(
     """Where there are several; the controller's later plans are of no use to packets that choose by themselves."""
     planned = Mock(spec=PlannedPaths, ports=ports)
     monkeypatch.setattr(open_mesh, "PlannedPaths", lambda client, plan: planned)
-    found = open_mesh._roce_paths(Mock(spec=Plan), Mock(spec=JobClient), "reps", 64)
+    found = open_mesh.roce_paths(Mock(spec=Plan), Mock(spec=JobClient), "reps", 64)
     assert found == {"ports": taken, "recycle": True, "reorder": 32}
     planned.close.assert_called_once_with()

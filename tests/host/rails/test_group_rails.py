@@ -68,7 +68,7 @@ class Job:
 
     def team(self, rank: int) -> MultiRail:
         """The rails of a rank's group."""
-        found = ranks_of(self.groups[rank]).dispatch._rails
+        found = ranks_of(self.groups[rank]).dispatch.rails
         assert isinstance(found, MultiRail)
         return found
 

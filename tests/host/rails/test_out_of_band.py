@@ -21,7 +21,7 @@ from netfold.host.mesh.handshake import HandshakeRefused, Identity, Outcome, Res
 from netfold.host.mesh.sockets import listen
 from netfold.host.mesh.unproven import SPARE
 from netfold.host.rails.answering import ANSWER, QUESTION
-from netfold.host.rails.out_of_band import CONNECT_SECONDS, PURPOSE, TcpOutOfBand, _Asked
+from netfold.host.rails.out_of_band import CONNECT_SECONDS, PURPOSE, Asked, TcpOutOfBand
 from netfold.host.rails.rank_state import AgreementOutcome, Answer, Question, QuestionKind
 from netfold.wire.plan import Peer, Plan
 from support.hosts.handshakes import mesh_identity, prove
@@ -73,15 +73,15 @@ class TimeOfQuestions:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, within: float) -> None:
         self._over, self._begin = 0.0, time.monotonic()
-        on_ready = _Asked.on_ready
+        on_ready = Asked.on_ready
 
-        def heard(link: _Asked) -> Answer | None:
+        def heard(link: Asked) -> Answer | None:
             answer = on_ready(link)
             if answer is not None:
                 self._over += within
             return answer
 
-        monkeypatch.setattr(_Asked, "on_ready", heard)
+        monkeypatch.setattr(Asked, "on_ready", heard)
         monkeypatch.setattr("netfold.host.rails.out_of_band.time", SimpleNamespace(monotonic=self))
 
     def __call__(self) -> float:
@@ -112,7 +112,7 @@ def test_a_question_takes_another_plane_than_that_of_the_rail_in_question(ranks:
     """The plane that is asked about may be down."""
     for rail, plane in ((0, 1), (1, 0), (0, 1)):
         ranks.channels[0].ask(replace(QUESTION_OF_TEST, rail=rail), [1], PATIENCE)
-        assert ranks.channels[0]._used[1] == plane
+        assert ranks.channels[0].used[1] == plane
 
 
 def test_a_handshake_that_a_question_has_not_seen_the_end_of_goes_on_with_the_next_one(ranks: Channels) -> None:

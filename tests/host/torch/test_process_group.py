@@ -38,7 +38,7 @@ from netfold.host.torch.work import TorchWork  # noqa: E402
 from netfold.testing import loopback_job, on_every_rank, subnet  # noqa: E402
 from netfold.torch import NetfoldState, Options  # noqa: E402
 from support.hosts.host import impatient  # noqa: E402
-from support.hosts.insides import reducer_of  # noqa: E402
+from support.hosts.insides import messenger_of, reducer_of  # noqa: E402
 from support.hosts.torch import FORKS, LoopbackJobs, loopback_jobs, torchrun  # noqa: E402
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "torch_cnn.py"
@@ -392,7 +392,7 @@ def test_an_abort_ends_a_shutdown_that_another_thread_has_begun(caplog: pytest.L
     store = dist.HashStore()
     with loopback_job(2, rail="tcp") as comms:
         one, other = on_every_rank(comms, lambda comm: NetfoldGroup(store, comm, timedelta(seconds=20)))
-        messenger, inner = one._messenger, one._inner
+        messenger, inner = messenger_of(one), one._inner
         ended: list[str] = []
         one._inner = type("Inner", (), {"shutdown": lambda _: ended.append("inner")})()
         unsent = one.send([torch.zeros(8 << 20)], 1, 0)
@@ -443,7 +443,7 @@ def test_what_one_part_raises_at_the_end_keeps_no_other_part_open(monkeypatch: p
     store = dist.HashStore()
     with loopback_job(2, rail="tcp") as comms:
         for group in on_every_rank(comms, lambda comm: NetfoldGroup(store, comm, timedelta(seconds=20))):
-            messenger = group._messenger
+            messenger = messenger_of(group)
             monkeypatch.setattr(reducer_of(group), "close", Mock(side_effect=KeyError("cannot close")))
             with pytest.raises(KeyError, match="cannot close"):
                 group.shutdown()

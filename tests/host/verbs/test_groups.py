@@ -289,8 +289,8 @@ def test_windowed_ranks_wait_for_their_plans_while_nics_connect(
 
     plan = Plan("j", 1, 0, 3, [Peer(rank, f"127.0.0.{rank + 1}", "") for rank in range(3)], [], verb=verb)
     membership: Any = SimpleNamespace(plan=plan, client=Client())
-    folds = assembly._folds_of_groups(membership, JoinSettings("127.0.0.1", rail, timeout=timeout), None, 32)
+    folds = assembly.folds_of_groups(membership, JoinSettings("127.0.0.1", rail, timeout=timeout), None, 32)
     assert folds is not None
     with pytest.raises(JoinRefused):
-        cast(Any, folds.of((0, 1)))._means.join((0, 1), 1, 1.0)
+        cast(Any, folds.of((0, 1))).means.join((0, 1), 1, 1.0)
     assert seen == [asked]

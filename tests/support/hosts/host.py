@@ -49,7 +49,7 @@ def impatient(comms: Sequence[Communicator], seconds: float) -> None:
     stands still is no fault."""
     for comm in comms:
         parts = parts_of(comm)
-        held = [] if parts.folds is None else [fold._held for fold in parts.folds._open]
+        held = [] if parts.folds is None else [fold.held for fold in parts.folds.open_folds]
         for one in held:
             if (rails := getattr(one, "rails", None)) is not None:
                 _of_rails(rails, seconds)
@@ -66,11 +66,11 @@ def impatient(comms: Sequence[Communicator], seconds: float) -> None:
 def _of_rails(rails: MultiRail, seconds: float) -> None:
     """Several rails: each one's own timeout is a little longer than that of all (``EXTRA_TIMEOUT``)."""
     rails.detector.timeout = seconds
-    for rail in rails._rails.rails:
+    for rail in rails.rails.rails:
         if isinstance(rail, OpenRail):
-            _of_mesh(rail._between.mesh, seconds + EXTRA_TIMEOUT)
-            if isinstance(rail._rail, FoldRail):
-                _of_fold(rail._rail, seconds + EXTRA_TIMEOUT)
+            _of_mesh(rail.between.mesh, seconds + EXTRA_TIMEOUT)
+            if isinstance(rail.rail, FoldRail):
+                _of_fold(rail.rail, seconds + EXTRA_TIMEOUT)
 
 
 def _of_mesh(mesh: Any, seconds: float) -> None:
@@ -80,9 +80,9 @@ def _of_mesh(mesh: Any, seconds: float) -> None:
 def _of_fold(fold: FoldingRail, seconds: float) -> None:
     """What folds, and the groups on devices that are open beside it."""
     if isinstance(fold, ParallelFold):
-        for found in fold._groups._found.values():
+        for found in fold.groups.found.values():
             if found.group is not None:
-                found.group._timeout = seconds
-    folds = fold._fold if isinstance(fold, ParallelFold) else fold
+                found.group.timeout = seconds
+    folds = fold.fold if isinstance(fold, ParallelFold) else fold
     if isinstance(folds, FoldRail):  # a bystander waits for its machine's mesh alone
-        folds._timeout = seconds
+        folds.timeout = seconds

@@ -13,6 +13,7 @@ from netfold.host.api.parts import Parts
 if TYPE_CHECKING:
     from netfold.host.torch.feedback import Feedback
     from netfold.host.torch.hook import NetfoldState
+    from netfold.host.torch.messenger import Messenger
     from netfold.host.torch.process_group import NetfoldGroup
     from netfold.host.torch.reducer import Reducer
 
@@ -30,6 +31,12 @@ def ranks_of(group: Group) -> Members:
 def reducer_of(owner: NetfoldGroup | NetfoldState) -> Reducer:
     """What reduces the tensors of a process group or of a hook."""
     return owner._reducer
+
+
+def messenger_of(group: NetfoldGroup) -> Messenger:
+    """What carries the messages of a process group of several ranks."""
+    assert group._messenger is not None
+    return group._messenger
 
 
 def residuals_of(state: NetfoldState) -> Feedback:

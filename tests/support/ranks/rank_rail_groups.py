@@ -27,7 +27,7 @@ def main(nbytes: int) -> None:
 
         def use() -> list[RailUse]:
             """The rails of the group; of the job where this rank is in none."""
-            team = comm.rails if group is None else group._ranks.dispatch._rails
+            team = comm.rails if group is None else group._ranks.dispatch.rails
             assert isinstance(team, MultiRail)
             return team.use()
 
