@@ -43,7 +43,7 @@ rates = Rates()
 rates.update(status)
 console().print(top.screen(status, status, rates))
 links.show(Cables([Cable("leaf1:1", long, True, long, False, True, long, long)]))
-paths._print(path_service.Table([path_service.LeafRow(long, "pinned")], [], [], {{}}), pins=True)
+paths.show_table(path_service.Table([path_service.LeafRow(long, "pinned")], [], [], {{}}), pins=True)
 doctor.show([doctor.Finding(doctor.Check("thing", long, long, lambda: long), False, long)])
 loss._show([loss.LossRow(0.1, long, 1, 1, 1, 1, 0.1, 1, 1, 1, 1, 1, 1, {{long: 3}}, 1)],
            LossOptions(switch="bmv2", path_mtu=1024, nbytes="1024"))
