@@ -55,30 +55,35 @@ def run(line: str, argv: Sequence[str], only: Collection[str] = ()) -> int:
                   file=sys.stderr)
             return GUEST_LOST
         env = {name: value for name, value in os.environ.items() if (name in only if only else name not in PROCESSORS)}
-        wanted = {"argv": list(argv), "env": env, "cwd": os.getcwd()}
-        guest.sendall(pack(0, Kind.RUN, json.dumps(wanted).encode()))
+
+        def send(kind: Kind, content: bytes = b"") -> None:
+            with contextlib.suppress(OSError):  # the other end is closed: the command's status, or nothing, can be read
+                guest.sendall(pack(0, kind, content))
 
         def hand_on(number: int, _: FrameType | None) -> None:
-            with contextlib.suppress(OSError):
-                guest.sendall(pack(0, Kind.SIGNAL, bytes([number])))
+            send(Kind.SIGNAL, bytes([number]))
 
+        send(Kind.RUN, json.dumps({"argv": list(argv), "env": env, "cwd": os.getcwd()}).encode())
         for number in HANDED_ON:
             signal.signal(number, hand_on)
         selector.register(guest, selectors.EVENT_READ)
         reading = _watch_input(selector)
         if not reading:
-            guest.sendall(pack(0, Kind.INPUT))
+            send(Kind.INPUT)
         splitter = Splitter()
         while True:
             for key, _ in selector.select():
                 if key.fd != guest.fileno():
                     data = os.read(key.fd, MOST)
-                    guest.sendall(pack(0, Kind.INPUT, data))
+                    send(Kind.INPUT, data)
                     if not data:
                         selector.unregister(key.fileobj)
                         reading = False
                     continue
-                data = guest.recv(1 << 16)
+                try:
+                    data = guest.recv(1 << 16)
+                except ConnectionResetError:
+                    data = b""
                 if not data:
                     print(f"the guest of {line} has ended, and {argv[0]} with it", file=sys.stderr)
                     return GUEST_LOST

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from typing import IO
 import pytest
 
 from netfold.topo.rxe import attach
-from netfold.topo.rxe.frames import MOST, MOST_WAITING, Kind, Splitter
+from netfold.topo.rxe.frames import MOST, MOST_WAITING, Kind, Splitter, pack
 from netfold.topo.rxe.line import DOOR_CONNECTIONS, Line
 from switch_support.ports import wait_for
 
@@ -187,6 +188,37 @@ def test_a_command_that_cannot_be_run_says_so(guest: Guest) -> None:
     status, _, errors = guest.run("no-such-program")
     assert status == 127
     assert b"cannot run no-such-program" in errors
+
+
+@pytest.mark.parametrize(("answer", "status", "output"), [
+    (pack(0, Kind.OUTPUT, b"said") + pack(0, Kind.EXIT, struct.pack("!i", 7)), 7, "said"),
+    (b"", attach.GUEST_LOST, "")],
+    ids=["its status", "its guest's end"])
+def test_a_command_that_ends_before_its_input_is_sent_has_its_status(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], answer: bytes, status: int, output: str
+) -> None:
+    """So has one whose guest ends meanwhile: the other end of the line is closed before `attach` sends the input."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as line:
+        line.bind(f"{folder}/line")
+        line.listen()
+        closed = threading.Event()
+
+        def serve() -> None:
+            connection, _ = line.accept()
+            connection.recv(1)
+            connection.sendall(answer)
+            connection.close()
+            closed.set()
+
+        # between the command and its input `attach` sets its signals
+        monkeypatch.setattr(signal, "signal", lambda *_: closed.wait(SECONDS))
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert attach.run(f"{folder}/line", ["true"]) == status
+        thread.join()
+    said = capfd.readouterr()
+    assert said.out == output
+    assert said.err == ("" if output else f"the guest of {folder}/line has ended, and true with it\n")
 
 
 def test_the_end_of_the_guest_ends_its_commands_by_name(guest: Guest) -> None:
