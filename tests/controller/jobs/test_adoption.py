@@ -233,6 +233,21 @@ async def test_the_ticket_of_a_job_that_has_ended_adopts_nothing(tmp_path: Path)
         assert set(r.controller.allocator.used().values()) == {0}
 
 
+async def test_no_number_of_ranks_brings_back_a_job_that_has_ended(tmp_path: Path) -> None:
+    """All that hold tickets show the same one, as after a controller that died with a later plan; but no switch holds
+    anything of it."""
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        for plan in plans:
+            await r.leave(plan)
+    async with restarted(r) as r:
+        for plan in [*plans, plans[0]]:
+            assert plan.ticket.value
+            assert (await r.watch_refusal(watching(plan))).code() is Code.UNAVAILABLE
+        assert r.controller.jobs.all() == []
+        assert set(r.controller.allocator.used().values()) == {0}
+
+
 async def test_entries_that_were_changed_meanwhile_are_not_adopted(tmp_path: Path) -> None:
     """A wrong sum would be worse than none: one parameter of one entry is another."""
     async with rig(tmp_path) as r:
