@@ -165,8 +165,9 @@ async def test_a_packet_is_recorded_for_the_keys_holder_alone(
 
 
 async def test_a_body_without_length_or_end_is_no_request(tmp_path: Path) -> None:
-    """No length, several, chunks, more than is allowed: answered at once, without reading it."""
+    """No length, several, chunks, also beside a length, more than is allowed: answered at once, without reading it."""
     heads = {"": b"411", "Content-Length: 1\r\nContent-Length: 2\r\n": b"411", "Transfer-Encoding: chunked\r\n": b"411",
+             "Content-Length: 0\r\nTransfer-Encoding: chunked\r\n": b"411",
              "Content-Length: 99999999999999999999\r\n": b"413", "Content-Length: -1\r\n": b"411"}
 
     def ask(port: int, head: str) -> bytes:
