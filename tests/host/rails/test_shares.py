@@ -134,3 +134,15 @@ def test_new_figures_count_for_sizes_that_have_been_split_before() -> None:
     before = made.split(MB, live)
     assert made.learn([Figure(0.001, 1e7), Figure(0.001, 1e8)], live)
     assert (before.used, made.split(MB, live).used) == ([0], [1])
+
+
+def test_a_long_call_in_which_the_rail_failed_tells_no_rate() -> None:
+    """It took no time that says anything, so the rate is that of the others, and unknown where there are none."""
+    estimate, cost = Estimate(), RailCost(0.001, 1e7)
+    for _ in range(3):
+        estimate.add(LONG_BYTES, 0.0)
+    assert estimate.bandwidth() is None
+    for nbytes in (1024, LONG_BYTES):
+        estimate.add(nbytes, cost.seconds(nbytes))
+    estimate.add(64 * LONG_BYTES, 0.0)
+    assert estimate.bandwidth() == pytest.approx(1e7)
