@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import socket
 import stat
 from collections.abc import Sequence
@@ -96,6 +97,21 @@ def test_a_process_without_descriptors_serves_again_once_it_has_some(
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         server.close()
+
+
+def test_files_of_an_answer_that_is_none_are_closed(tmp_path: Path) -> None:
+    """A server of another version may send files with what its caller does not understand."""
+    reading, writing = os.pipe()
+    server: local.Server[Ask] = local.Server(tmp_path / "s", Ask, lambda ask: (Told(""), [reading]), Told)
+    try:
+        with pytest.raises(Unreachable, match="speaks another version"):
+            local.call(tmp_path / "s", Ask(3), Ask, 10.0)
+        readers = select.poll()
+        readers.register(writing, 0)
+        wait_for(lambda: readers.poll(0) == [(writing, select.POLLERR)])  # none: the server has closed its own, too
+    finally:
+        server.close()
+        os.close(writing)
 
 
 def test_another_users_process_is_turned_away_at_both_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
