@@ -135,6 +135,20 @@ def test_the_callers_thread_frees_the_memory_of_a_device() -> None:
     assert "netfold" not in freed
 
 
+def test_memory_is_freed_once_the_operation_after_its_own_is_done() -> None:
+    """Until then the communicator's thread may still be in callbacks of the first, which use it."""
+    ahead, done = RunAhead(Mock(), on=True), [False] * 3
+    operations = [Mock(carried=lambda place=place: done[place]) for place in range(3)]
+    freed = [operation.staged.let_go for operation in operations]
+    ahead.begun("allreduce", operations[0])
+    done[0] = True
+    ahead.begun("allreduce", operations[1])
+    assert [one.called for one in freed] == [False] * 3
+    done[1] = True
+    ahead.begun("allreduce", operations[2])
+    assert [one.called for one in freed] == [True, False, False]
+
+
 def test_a_wait_with_a_time_out_blocks_the_host() -> None:
     """``wait(timeout)`` and a call's own time-out raise when they are over; without them the same work is waited for by
     the device."""
