@@ -167,6 +167,27 @@ def test_a_completion_queue_that_gives_no_events_is_named_with_its_error() -> No
             job.rails[0].allreduce(request(np.arange(10_000, dtype=np.int32)))
 
 
+EVENTS = {"CQ_ERR": 0, "QP_FATAL": 1, "QP_REQ_ERR": 2, "QP_ACCESS_ERR": 3, "COMM_EST": 4, "DEVICE_FATAL": 8}
+"""Numbers of enum ibv_event_type."""
+
+
+@pytest.mark.parametrize("event", [name for name in EVENTS if name != "COMM_EST"])
+def test_a_failure_that_the_device_reports_is_told_in_its_words(event: str) -> None:
+    """Of a queue pair, a queue or the whole device: no completion would ever tell it."""
+    with verbs_job(2, patience=0.1, halts=False) as job:
+        job.lib.fake_report(EVENTS[event])
+        with pytest.raises(TransportError, match="the device reports: an event"):
+            job.rails[1].allreduce(request(np.arange(10_000, dtype=np.int32)))
+
+
+def test_other_reports_of_the_device_end_nothing() -> None:
+    """As that a queue pair is connected, which it is anyway."""
+    with verbs_job(2) as job:
+        job.lib.fake_report(EVENTS["COMM_EST"])
+        for got in job.allreduce([np.arange(10_000, dtype=np.int32)] * 2):
+            assert (got == 2 * np.arange(10_000)).all()
+
+
 def test_a_silent_rank_ends_the_operation_within_the_timeout() -> None:
     """A NIC repeats for ever (rdma_rxe): the rail's own patience ends what stands still."""
     with verbs_job(2, patience=1) as job, pytest.raises(CollectiveTimeout, match=r"waiting for PSN|no result"):

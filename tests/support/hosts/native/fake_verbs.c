@@ -63,6 +63,7 @@ static uint32_t next_pair = 17;
 static stream streams[STREAMS];
 static int n_streams, holding, holding_acknowledgements, active_mtu = IBV_MTU_4096;
 static int events_error;                        /* of ibv_req_notify_cq; 0: it works */
+static int event_type, event_fds[RANKS];        /* what the device reports, and to whom: 0 to nobody */
 static uint64_t violations, messages, break_at; /* break_at: 0 where none is to break */
 static uint32_t break_pair;
 static int break_sends;
@@ -224,6 +225,14 @@ void fake_refuse_events(int error) { /* completion queues tell of nothing any mo
     pthread_mutex_unlock(&lock);
 }
 
+void fake_report(int type) { /* something happens to the device, of which all who have opened it are told */
+    pthread_mutex_lock(&lock);
+    event_type = type;
+    for (int i = 0; i < RANKS; i++)
+        if (event_fds[i]) eventfd_write(event_fds[i], 1);
+    pthread_mutex_unlock(&lock);
+}
+
 /* Breaks a queue pair, as a NIC does whose patience has ended, once so many messages have been folded; 0: now. */
 void fake_break(uint32_t number, int sends, uint32_t after) {
     pthread_mutex_lock(&lock);
@@ -320,10 +329,20 @@ struct ibv_device **ibv_get_device_list(int *n) {
 void ibv_free_device_list(struct ibv_device **list) { free(list); }
 const char *ibv_get_device_name(struct ibv_device *d) { return d->name; }
 
+/* Puts one descriptor in the place of another, of which 0 is none. */
+static void tell_of_events(int fd, int before) {
+    pthread_mutex_lock(&lock);
+    int i = 0;
+    while (i < RANKS && event_fds[i] != before) i++;
+    if (i < RANKS) event_fds[i] = fd;
+    pthread_mutex_unlock(&lock);
+}
+
 struct ibv_context *ibv_open_device(struct ibv_device *d) {
     struct ibv_context *context = calloc(1, sizeof *context);
     context->device = d;
     context->async_fd = eventfd(0, EFD_CLOEXEC);
+    tell_of_events(context->async_fd, 0);
     context->ops.poll_cq = poll_cq;
     context->ops.req_notify_cq = req_notify_cq;
     context->ops.post_send = post_send;
@@ -331,6 +350,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *d) {
     return context;
 }
 int ibv_close_device(struct ibv_context *context) {
+    tell_of_events(0, context->async_fd);
     close(context->async_fd);
     free(context);
     return 0;
@@ -445,9 +465,9 @@ int ibv_destroy_qp(struct ibv_qp *qp) {
 }
 
 int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event) {
-    (void)context;
-    (void)event;
-    return -1;
+    eventfd_t count;
+    event->event_type = (enum ibv_event_type)event_type;
+    return eventfd_read(context->async_fd, &count);
 }
 void ibv_ack_async_event(struct ibv_async_event *event) { (void)event; }
 const char *ibv_wc_status_str(enum ibv_wc_status status) {
