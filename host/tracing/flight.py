@@ -233,7 +233,7 @@ def _listen() -> None:
     os.register_at_fork(after_in_child=lambda: disconnect((readable, writable)))
     # Once more from the main thread: should an event loop take the descriptor from us later, this one still comes.
     signal.signal(number, _both(lambda: os.write(writable, bytes([number])), theirs))
-    threading.Thread(target=_wait, args=(readable, number), name="netfold-flight", daemon=True).start()
+    threading.Thread(target=write_when_asked, args=(readable, number), name="netfold-flight", daemon=True).start()
 
 
 def _both(ask: Callable[[], object], theirs: Any) -> Callable[[int, FrameType | None], None]:
@@ -248,7 +248,9 @@ def _both(ask: Callable[[], object], theirs: Any) -> Callable[[int, FrameType | 
     return handle
 
 
-def _wait(readable: int, number: int) -> None:
+def write_when_asked(readable: int, number: int) -> None:
+    """Writes all recorders' files when this signal's number is read, of those of all signals that the process handles,
+    until the other end is closed."""
     last = -SIGNAL_INTERVAL
     while data := os.read(readable, 64):
         if number in data and time.monotonic() - last > SIGNAL_INTERVAL:

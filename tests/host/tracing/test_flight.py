@@ -201,6 +201,19 @@ def test_a_handler_of_the_program_runs_as_well(tmp_path: Path, turn: int, handle
         assert warned == ((turn, handler) == (1, "theirs"))
 
 
+def test_other_signals_of_the_program_write_no_file(tmp_path: Path) -> None:
+    """Python writes the numbers of all signals that it handles to the same pipe, and so of children that end."""
+    recorder = Flight("j", 0, 1, folder=tmp_path)
+    for numbers, written in (([signal.SIGCHLD, signal.SIGINT], 0), ([signal.SIGCHLD, signal.SIGUSR2], 1)):
+        readable, writable = os.pipe()
+        os.write(writable, bytes(numbers))
+        os.close(writable)
+        flight.write_when_asked(readable, signal.SIGUSR2)
+        os.close(readable)
+        assert len(read(tmp_path)) == written
+    recorder.close()
+
+
 def test_a_signal_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A wrong setting is an error when the communicator is made, not when it is needed."""
     monkeypatch.setenv(flight.SIGNAL_VARIABLE, "SIGNOTHING")
