@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from netfold.controller.switch import fold_tables
 from netfold.fabric.folding import trees
 from netfold.fabric.folding.pools import Exhausted
-from netfold.fabric.folding.slots import FLOWS, Allocator, Sizes, Stream, holdings
+from netfold.fabric.folding.slots import FLOWS, Allocator, Holding, Sizes, Stream, holdings
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric, ip_number
 from netfold.wire.roce import LaneOperation
@@ -189,6 +189,18 @@ def test_no_two_jobs_have_the_same_source_port_of_a_host(
     for epoch in epochs:
         allocator.release(epoch)
     assert not allocator.bound
+
+
+def test_a_part_of_an_epochs_flows_is_not_taken_for_all_of_them() -> None:
+    """A switch that was read too early shows some: those that come later are only reserved with the whole range, and
+    until then the answer says that they are not."""
+    allocator = Allocator(["leaf1"], Sizes(16, 8), random.Random(1))
+    part, whole = (Holding(frozenset(), frozenset(), frozenset(), frozenset(range(n))) for n in (2, 5))
+    assert allocator.reserve(7, {"leaf1": part})
+    assert not allocator.reserve(7, {"leaf1": whole})
+    allocator.release(7)
+    assert allocator.reserve(7, {"leaf1": whole})
+    assert not allocator.reserve(8, {"leaf1": Holding(frozenset(), frozenset(), frozenset(), frozenset({4}))})
 
 
 def test_a_switch_without_flows_left_refuses_with_figures() -> None:
