@@ -282,8 +282,8 @@ def test_nccls_calls_are_of_the_groups_that_its_nodes_name(tmp_path: Path) -> No
 
 
 def test_processes_of_one_number_are_told_apart_by_the_order_of_their_files(tmp_path: Path) -> None:
-    """In containers each rank may be process 1: no recording is lost, and names in another order than that of ranks, or
-    a profile too few, are refused with the files."""
+    """In containers each rank may be process 1: no recording is lost, and names in another order than that of ranks, a
+    profile too few, or two of one rank are refused with the files."""
     def write(rank: int, name: int) -> None:
         trace, profile = pytorch_trace([{"pg_name": "0", "ranks": []}], [])
         trace["nodes"][1]["inputs"]["values"][0][3] = 64 + rank
@@ -303,6 +303,10 @@ def test_processes_of_one_number_are_told_apart_by_the_order_of_their_files(tmp_
     write(9, 10)
     write(10, 9)
     with pytest.raises(TraceError, match=r"et9\.json, .*kineto10\.json: .*of ranks \[0, .*8, 10, 9\]"):
+        traces.read([tmp_path])
+    for name in (9, 10):
+        write(9, name)
+    with pytest.raises(TraceError, match=r"of ranks \[0, .*8, 9, 9\]"):
         traces.read([tmp_path])
 
 
