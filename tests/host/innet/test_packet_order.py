@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from netfold.host.innet.abi import DATA
@@ -23,6 +23,10 @@ FIRST = roce.PSN_MASK - 1
 
 
 @given(psn=st.integers(0, roce.PSN_MASK), previous=st.integers(0, roce.PSN_MASK))
+@example(psn=4096, previous=0)
+@example(psn=4097, previous=0)
+@example(psn=0, previous=4094)
+@example(psn=0, previous=4095)
 def test_an_order_says_the_packet_before_or_nothing(psn: int, previous: int) -> None:
     """The value written into a header is read from it: the PSN before, or that it is too far away."""
     order = roce.order_of(psn, previous)
