@@ -77,7 +77,7 @@ def measure(
         command = [sys.executable, "-m", turns.__name__, *machine_words(network, spec, workers)]
         lines = network.launch(command, job="digits").lines(within=MACHINE_SECONDS)
     try:
-        results = _train(network, spec, console, lines, workers)
+        results = train_ranks(network, spec, console, lines, workers)
     except RankFailed:
         network.check()  # a switch that has ended explains more than the time-out of a rank
         raise
@@ -108,7 +108,7 @@ def launch(network: Network, spec: TrainingSpec) -> Ranks:
     return network.launch(command, job="digits")
 
 
-def _train(
+def train_ranks(
     network: Network, spec: TrainingSpec, console: Console, lines: Lines | None, workers: int
 ) -> list[TrainingResult]:
     """Train with a progress bar and return the results of the ranks, in order.  Raises RankFailed."""

@@ -7,6 +7,7 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -236,3 +237,13 @@ def test_what_is_not_installed_is_named_with_its_remedy(
     monkeypatch.setattr(demo.sandbox, "enter", lambda: pytest.fail("went on without it"))
     assert demo.demo() == 1
     assert re.search(rf"demo needs {package}, which is not installed: {remedy}", capsys.readouterr().err)
+
+
+def test_results_are_in_the_order_of_ranks_whoever_ends_first() -> None:
+    """What is shown beside a host, as the counts of its NIC, is of its own rank."""
+    ended = [2, 0, 1]
+    lines = [(rank, msgspec.json.encode(train.TrainingResult(
+        rank, "", 0.0, 0.0, 0.0, 0.0, 4, "innet", "", 10 + rank, 0, {})).decode()) for rank in ended]
+    network: Any = None
+    found = measure.train_ranks(network, SPEC, Console(quiet=True), iter(lines), len(ended))
+    assert [(result.rank, result.packets_sent) for result in found] == [(0, 10), (1, 11), (2, 12)]
