@@ -179,5 +179,5 @@ def test_names_that_the_sheet_lacks_get_looks_that_nothing_else_has() -> None:
 
 def test_values_have_three_digits() -> None:
     """A bar's value is no longer than can be read."""
-    assert [layout.number(value) for value in (0.0, 1.125, 9.99, 10.04, 123.456, 123456.0, 1.5e6)] == [
-        "0.00", "1.12", "9.99", "10", "123", "123,000", "1.5e+06"]
+    assert [layout.number(value) for value in (0.0, 1.125, 9.99, 9.996, 10.04, 123.456, 123456.0, 1.5e6)] == [
+        "0.00", "1.12", "9.99", "10", "10", "123", "123,000", "1.5e+06"]
