@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import os
+import shutil
+import signal
 import threading
 import zlib
 from collections.abc import Iterator
@@ -21,7 +25,10 @@ from google.protobuf import text_format
 from cbuild import cc
 from softswitch.compiler import confined
 from softswitch.compiler.driver import Program, compile_source
-from softswitch.p4runtime import crashes
+from softswitch.engine.errors import Internal
+from softswitch.p4runtime import config as pipeline_config
+from softswitch.p4runtime import crashes, entities
+from softswitch.p4runtime.process import SwitchProcess
 from softswitch.p4runtime.program import Built, Compiler
 from softswitch.p4runtime.server import Server
 from softswitch.thrift.serving import ServedSwitch
@@ -302,6 +309,44 @@ def test_a_program_whose_process_does_not_start_leaves_the_running_one_and_all_s
         for stream in (primary, backup):
             stream.send(p4r.StreamMessageRequest())
             assert stream.next().HasField("error")
+
+
+def test_a_program_that_dies_before_it_takes_over_leaves_the_running_one_and_all_streams(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """While state is carried over there are two processes, and a death of the new one is none of the switch's."""
+    monkeypatch.setattr(crashes, "WAITS", (0.0,))
+    made: list[SwitchProcess] = []
+    heard = threading.Event()
+
+    class Noted(SwitchProcess):
+        def __init__(self, *args: Any, on_death: Any, **named: Any) -> None:
+            def told(why: str) -> None:
+                on_death(why)
+                heard.set()
+
+            super().__init__(*args, on_death=told, **named)
+            made.append(self)
+
+    def dies(*_: object) -> None:
+        os.kill(made[-1].pid, signal.SIGKILL)
+        assert heard.wait(TIMEOUT)
+        raise Internal(str(made[-1].death))
+
+    monkeypatch.setattr(pipeline_config, "SwitchProcess", Noted)
+    monkeypatch.setattr(entities, "write", dies)
+    first = probe_builder(b"")
+    built = [first, dataclasses.replace(first, executable=Path(shutil.copy(first.executable, tmp_path / "other")))]
+    with serving(builder=lambda _: built[0]) as (server, address), Client(address) as client:
+        primary = client.become_primary(5)
+        client.push(probe_config())
+        pid = server.pid
+        built.pop(0)
+        error = refused(client, probe_config(), Set.RECONCILE_AND_COMMIT)
+        assert "signal 9, SIGKILL" in str(error.details())
+        assert server.pid == pid
+        primary.send(p4r.StreamMessageRequest())
+        assert primary.next().HasField("error")
 
 
 def test_finsy_drives_a_switch_from_source(plain: Program, tmp_path: Path) -> None:
