@@ -19,6 +19,7 @@ from softswitch.trace import Place, TracedEngine, TraceError, to_json, to_text
 from softswitch.trace.bmv2 import Bmv2Words
 from softswitch.trace.program import TracedProgram
 from softswitch.trace.recording import read, renderer
+from softswitch.trace.records import RecordKind, decode
 from switch_support import ROOT
 from switch_support.insides import transport
 from switch_support.way import ETHERNET, WAY, at, fill, ipv4, line, one, only
@@ -306,6 +307,16 @@ def test_a_number_that_no_program_has_is_damage_of_the_description(bits: object)
     key[2] = bits
     with pytest.raises(TraceError, match=r"is damaged: .*is out of range"):
         TracedProgram(json.dumps(described))
+
+
+def test_a_record_that_ends_before_its_length_is_damage() -> None:
+    """It is shown whole or not at all, also where it is a text that would be read as far as it goes."""
+    program, text = TracedProgram(compile_file(WAY, trace=True).trace), b"a log line"
+    records = struct.pack("<HBI", len(text), RecordKind.LOG, 0) + text
+    assert [step.text for step in decode(program, records).steps] == [text.decode()]
+    for cut in range(1, len(text) + 1):
+        with pytest.raises(TraceError, match=f"a record of 10 bytes, of which {len(text) - cut} are there"):
+            decode(program, records[:-cut])
 
 
 def test_damaged_recordings_are_refused_and_nothing_else_happens(engine: TracedEngine, tmp_path: Path) -> None:
