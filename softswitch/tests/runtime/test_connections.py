@@ -175,6 +175,26 @@ def test_a_call_names_the_connection_that_stays() -> None:
                 client.close()
 
 
+def test_a_descriptor_that_is_another_files_by_now_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection may end between a look and its own end, and its number be given to another one."""
+    with tcp() as listener, watching(listener.listening.getsockname()[1], 8) as watch:
+        clients = [listener.connect() for _ in range(6)]
+        numbers, now = {connection.fileno() for connection in listener.accepted}, os.fstat
+
+        def then(number: int) -> os.stat_result:
+            mode, inode, *rest = now(number)[:10]
+            return os.stat_result((mode, inode + (number in numbers), *rest))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fstat", then)
+            assert watch.look()
+        assert all(map(lives, clients))
+        assert watch.look()
+        assert [lives(client) for client in clients] == [True] * 4 + [False] * 2
+        for client in clients:
+            client.close()
+
+
 def test_a_network_of_ipv6_is_one_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     """One machine may have all its addresses."""
     monkeypatch.setattr(connections, "local_users", dict)
