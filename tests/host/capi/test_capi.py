@@ -241,8 +241,10 @@ int main(void) {
     options.join_timeout = 0.1;
     netfold_status status = netfold_join(&options, &comm);
     printf("%s %d %s\\n", netfold_status_name(status), comm == NULL, netfold_error());
-    options.size = 3;
-    printf("%s\\n", netfold_status_name(netfold_join(&options, &comm)));
+    for (int longer = 0; longer < 2; longer++) {
+        options.size = longer ? sizeof options + 1 : 3;
+        printf("%s\\n", netfold_status_name(netfold_join(&options, &comm)));
+    }
     fflush(stdout);
     pid_t child = fork();
     if (!child) { /* CPython goes on in it */
@@ -258,12 +260,13 @@ int main(void) {
 
 
 def test_a_c_program_starts_cpython_and_is_told_why_it_cannot_join(lib: C.CDLL, tmp_path: Path) -> None:
-    """A controller that is not there, options of an unknown size, and a child of the program that forked it."""
+    """A controller that is not there, options shorter or longer than any known, and a child of the program that forked
+    it."""
     program = compiled(tmp_path, PROGRAM)
     done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=True)
-    first, second, third = done.stdout.splitlines()
+    first, short, long, child = done.stdout.splitlines()
     assert first.startswith("NETFOLD_REFUSED 1 ")
     assert "unix:/nowhere/at/all" in first
-    assert second == "NETFOLD_INVALID"
-    assert third.startswith("child NETFOLD_INVALID ")
-    assert "lane_bits" in third
+    assert (short, long) == ("NETFOLD_INVALID", "NETFOLD_INVALID")
+    assert child.startswith("child NETFOLD_INVALID ")
+    assert "lane_bits" in child
