@@ -91,6 +91,16 @@ def test_a_repeat_says_what_left_before_it(rank: Rank) -> None:
     assert again == [(psn(1), 1 - 1 - 4), (psn(3), 3 - 1 - 1)]
 
 
+def test_a_nak_that_left_before_the_repair_could_arrive_repeats_nothing(rank: Rank) -> None:
+    """Packets of several neighbours show the switch the same hole; what lacks still after a quarter of a round trip
+    goes once more."""
+    nak = Nak(psn(1), psn(3))
+    for wait, again in ((0, [psn(1), psn(2)]), (0, []), (400, []), (100, [psn(1), psn(2)]), (0, [])):
+        rank.now += wait * MICROSECOND
+        rank.take(nak)
+        assert [one.psn for one in rank.leaving()] == again
+
+
 def test_a_result_that_was_lost_behind_its_switch_is_asked_for_at_once(rank: Rank) -> None:
     """One, or several, and one whose repeat was lost: the next result shows it."""
     rank.result(0)
