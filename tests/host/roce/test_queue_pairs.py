@@ -280,6 +280,23 @@ def test_packets_from_elsewhere_are_no_peers() -> None:
     assert (endpoint.state(pair).acknowledged, endpoint.state(pair).received) == (1, 1)
 
 
+@pytest.mark.parametrize("packets", [[(11, 64), (9, 3 * 1024)], [(9, 3 * 1024), (10, 64)]], ids=["over", "within"])
+def test_messages_that_overlap_break_the_connection(packets: list[tuple[int, int]]) -> None:
+    """A long write over the PSN of a short one that came before it, and a short one within a long one: each packet is
+    of one message."""
+    endpoint = Endpoint(address(0), window=16)
+    endpoint.connect(Connection(address(1), 2, 1, 50_000, 7, 8))
+    memory = np.zeros(4096, np.uint8)
+    key = endpoint.register(memory.ctypes.data, memory.size)
+    for place, (psn, length) in enumerate(packets):
+        assert not list(endpoint.events())
+        opcode = Opcode.WRITE_ONLY if length <= 1024 else Opcode.WRITE_FIRST
+        head = roce.BTH.pack(opcode, 0, roce.PKEY, 1, psn) + roce.RETH.pack(0, key, length)
+        whole = roce.sealed(head + bytes(min(length, 1024)) + bytes(4), address(1), 50_000, address(0), 0)
+        endpoint.receive(whole, 1 + place, Origin.of(address(1), 50_000))
+    assert [(event.what, event.syndrome, event.by_peer) for event in endpoint.events()] == [(BROKEN, 0x61, 0)]
+
+
 def test_a_forgotten_key_never_opens_the_next_region() -> None:
     """Keys carry a generation, so the same place in the table has another key each time."""
     endpoint = Endpoint(address(0))
