@@ -193,7 +193,9 @@ def test_a_rank_that_dies_in_the_middle_is_named() -> None:
         assert "rank 1" in str(results[0])
 
 
-@pytest.mark.parametrize("sent", [[(0, LONG // 2), (0, LONG // 2)], [(0, LONG - 10), (LONG - 20, 10)]])
+@pytest.mark.parametrize("sent", [
+    [(0, LONG // 2), (0, LONG // 2)], [(0, LONG - 10), (LONG - 20, 10)], [(LONG - 10, 10), (10, LONG - 10)],
+], ids=["twice the same", "over the end of an earlier one", "over the beginning of a later one"])
 def test_parts_that_overlap_end_the_operation(sent: list[tuple[int, int]]) -> None:
     """As many bytes as the message has are not the message where some came twice: the rest would be unwritten."""
 
