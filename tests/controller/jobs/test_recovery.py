@@ -368,6 +368,20 @@ async def test_a_rank_that_does_not_stop_is_named(tmp_path: Path) -> None:
         assert "the ranks 1, 2, 3 did not stop" in words
 
 
+async def test_a_rank_whose_time_is_up_is_waited_for_until_it_stops_once_more(tmp_path: Path) -> None:
+    """It may take results again, so that nobody goes on by where it stood."""
+    async with rig(tmp_path) as r:
+        plans = await r.together(4)
+        lose(r, "spine1")
+        (job,) = r.controller.jobs.all()
+        await until(lambda: job.stands_still)
+        code, _ = await r.refusal(resume(plans[0], ahead=2, timeout=0.01), "Resume")
+        assert (code, job.round and job.round.resumes) == (Code.DEADLINE_EXCEEDED, {})
+        after = await all_resume(r, plans, ahead={0: 5, 1: 9, 2: 7, 3: 6})
+        for before, now in zip(streams(plans[3]), streams(after[3]), strict=True):
+            assert now.psn == (before.psn + 5) & roce.PSN_MASK
+
+
 async def test_a_rank_that_is_gone_ends_the_wait(tmp_path: Path) -> None:
     """What it had cannot be repeated: the others hear it at once, before and after they have stopped."""
     async with rig(tmp_path) as r:
