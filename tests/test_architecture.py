@@ -46,7 +46,7 @@ INSIDE = {
     "host": ("", "tracing", "operation", "mesh", "client", "native", "collectives", "parameters", "selection", "exact",
              "innet", "verbs", "roce", "opening", "rails", "staging", "api", "capi", "torch"),
     "controller": ("switch", "health", "jobs", "paths", "operations", "web", ""),
-    "topo": ("processes", "network", "faults", "captures", "", "rxe", "machines"),
+    "topo": ("processes", "network", "faults", "captures", "", "agents", "rxe", "machines"),
     "softswitch": ("runtime", "engine", "compiler", "trace", "trace.page", "stf", "p4runtime", "thrift",
                    "tools.cli", "tools", "explain", "cli", ""),
 }

@@ -3,10 +3,10 @@
 
     python -m netfold.topo.machines.agent
 
-The first frame on standard input (rxe/frames.py) is a `Description`.  The program enters a sandbox (sandbox.py), starts
-the part, and answers READY, or FAILED with the reason.  Then it runs commands, carries connections between the sockets
-of this machine and those of the others, by the launcher, and tells of switches that end.  When standard input is
-closed, or the launcher has been silent for SILENT_SECONDS, it ends, and with it everything that it has started.
+The first frame on standard input (agents/frames.py) is a `Description`.  The program enters a sandbox (sandbox.py),
+starts the part, and answers READY, or FAILED with the reason.  Then it runs commands, carries connections between the
+sockets of this machine and those of the others, by the launcher, and tells of switches that end.  When standard input
+is closed, or the launcher has been silent for SILENT_SECONDS, it ends, and with it everything that it has started.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ import msgspec
 from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import FabricError
 from netfold.fabric.validity import validate
+from netfold.topo.agents.agent import Agent
+from netfold.topo.agents.frames import HEADER, MOST_RUN, Kind, pack
 from netfold.topo.machines import cables
 from netfold.topo.machines.description import Description
 from netfold.topo.network import sandbox
@@ -40,8 +42,6 @@ from netfold.topo.network.mininet_path import MininetMissing
 from netfold.topo.processes import ranks
 from netfold.topo.processes.failures import FabricFailed, SwitchFailed
 from netfold.topo.processes.forks import Forked
-from netfold.topo.rxe.agent import Agent
-from netfold.topo.rxe.frames import HEADER, MOST_RUN, Kind, pack
 from netfold.wire import faults
 
 SILENT_SECONDS: Final = 15.0

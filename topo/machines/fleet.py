@@ -32,15 +32,15 @@ from netfold.disk import files
 from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import Fabric
 from netfold.rpc import rpc
+from netfold.topo.agents import attach
+from netfold.topo.agents.frames import Kind, pack
+from netfold.topo.agents.line import Line
 from netfold.topo.machines.agent import TCP, Ready, far_sockets, sockets_of
 from netfold.topo.machines.description import Description
 from netfold.topo.machines.page import MachinesPage
 from netfold.topo.network.startup import CONTROLLER_SECONDS, SWITCHES_SECONDS, with_sockets_in
 from netfold.topo.processes.failures import ControllerFailed, FabricFailed
 from netfold.topo.processes.lifecycle import Lifecycle, how_ended, tail, terminate
-from netfold.topo.rxe import attach
-from netfold.topo.rxe.frames import Kind, pack
-from netfold.topo.rxe.line import Line
 from netfold.wire import faults, operator
 
 READY_SECONDS: Final = 120.0

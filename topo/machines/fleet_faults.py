@@ -18,13 +18,13 @@ import grpc
 
 from netfold.controller import client
 from netfold.rpc import local, rpc
+from netfold.topo.agents import attach
 from netfold.topo.faults import targets as fault_targets
 from netfold.topo.faults.board import FaultPlan, FaultRefused
 from netfold.topo.faults.link_plans import LinkFaultPlans
 from netfold.topo.faults.server import FaultServer
 from netfold.topo.faults.targets import CONTROLLER, FabricLinkAt
 from netfold.topo.machines.fleet import Fleet
-from netfold.topo.rxe import attach
 from netfold.wire import faults
 from netfold.wire.faults import Inject
 

@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Final
 
 import cbuild
+from netfold.topo.agents import attach
+from netfold.topo.agents.frames import PORT
+from netfold.topo.agents.line import Line
 from netfold.topo.processes.failures import FabricFailed
 from netfold.topo.processes.lifecycle import Lifecycle
-from netfold.topo.rxe import attach, image, packages
-from netfold.topo.rxe.frames import PORT
-from netfold.topo.rxe.line import Line
+from netfold.topo.rxe import image, packages
 
 BOOT_SECONDS: Final = 400.0
 """Seconds for a guest's agent to answer: 5 to 9 are usual, 140 on a machine with ten others for each core."""
@@ -39,7 +40,7 @@ PROCESSOR: Final = "Nehalem,+rdrand"
 the kernel a second at the start.  A processor with enhanced `rep movsb` (ERMS), as "max" is, makes kernel and libc copy
 byte by byte here, five times slower; AVX is slower than SSE."""
 AGENT: Final = (
-    "import sys; sys.path[:0] = {paths!r}; from netfold.topo.rxe.agent import main; main(*sys.argv[1:])"
+    "import sys; sys.path[:0] = {paths!r}; from netfold.topo.agents.agent import main; main(*sys.argv[1:])"
 )
 
 

@@ -56,7 +56,7 @@ INTERNAL: Final = {
     "netfold.rpc.rpc.Refusal": "becomes JoinRefused on a rank, CallRefused at a command",
     "netfold.topo.processes.console.Stopped": "a signal that ends a command",
     "netfold.topo.rxe.engines.EnginesFailed": LIKE_FABRIC_FAILED,
-    "netfold.topo.rxe.frames.BadFrame": "ends a virtual machine's line, and its host",
+    "netfold.topo.agents.frames.BadFrame": "ends a virtual machine's line, and its host",
     "netfold.topo.rxe.image.ImageError": LIKE_FABRIC_FAILED,
     "netfold.topo.rxe.machine.GuestFailed": LIKE_FABRIC_FAILED,
     "netfold.cli.doctor.Missing": "a finding of `netfold doctor`, which has a table of its own on the page",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from netfold.topo.rxe.frames import Kind, Splitter, pack
+from netfold.topo.agents.frames import Kind, Splitter, pack
 from support import needs
 
 AGENT = """

@@ -15,11 +15,11 @@ from netfold.cli.app import app
 from netfold.fabric.generate import parse
 from netfold.fabric.graph import FabricError
 from netfold.fabric.placement.machine_list import ListedMachine
+from netfold.topo.agents.frames import Kind, Splitter, pack
 from netfold.topo.machines.agent import check, far_sockets, sockets_of
 from netfold.topo.machines.description import Description, describe, link_mtu, needed_mtu
 from netfold.topo.machines.fleet import SEATS, Seat, launcher_of, seats_beside
 from netfold.topo.processes.failures import FabricFailed
-from netfold.topo.rxe.frames import Kind, Splitter, pack
 from netfold.wire.roce import LINK_MTUS
 
 MACHINES = [ListedMachine(f"node{n}", f"10.1.0.{n}") for n in (1, 2, 3)]

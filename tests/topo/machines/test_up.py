@@ -13,8 +13,8 @@ import pytest
 
 from netfold.fabric.generate import parse
 from netfold.fabric.placement.machine_list import ListedMachine
+from netfold.topo.agents.frames import Kind, Splitter, pack
 from netfold.topo.machines.description import describe
-from netfold.topo.rxe.frames import Kind, Splitter, pack
 
 WITHOUT_MININET = """
 import sys

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from netfold.topo.rxe.frames import BUSY_SECONDS, FROM_GUEST, Backlog, BadFrame, Kind, Splitter, pack
+from netfold.topo.agents.frames import BUSY_SECONDS, FROM_GUEST, Backlog, BadFrame, Kind, Splitter, pack
 
 log = logging.getLogger(__name__)
 

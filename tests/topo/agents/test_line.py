@@ -20,13 +20,13 @@ from typing import IO
 
 import pytest
 
-from netfold.topo.rxe import attach
-from netfold.topo.rxe.frames import MOST, MOST_WAITING, Kind, Splitter, pack
-from netfold.topo.rxe.line import DOOR_CONNECTIONS, Line
+from netfold.topo.agents import attach
+from netfold.topo.agents.frames import MOST, MOST_WAITING, Kind, Splitter, pack
+from netfold.topo.agents.line import DOOR_CONNECTIONS, Line
 from switch_support.ports import wait_for
 
 SECONDS = 60
-AGENT = "import sys; from netfold.topo.rxe.agent import Agent; Agent(int(sys.argv[1]), sys.argv[2:]).serve()"
+AGENT = "import sys; from netfold.topo.agents.agent import Agent; Agent(int(sys.argv[1]), sys.argv[2:]).serve()"
 
 
 class Guest:
@@ -310,7 +310,7 @@ def test_many_connections_of_a_program_end_neither_agent_nor_line(guest: Guest) 
 
 REUSED = """
 import os, socket
-from netfold.topo.rxe.agent import Agent
+from netfold.topo.agents.agent import Agent
 
 line, outside = socket.socketpair()
 agent = Agent(line.fileno(), [])

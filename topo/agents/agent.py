@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from netfold.topo.rxe.frames import BUSY_SECONDS, FROM_GUEST, MOST, PORT, Backlog, Kind, Splitter, pack
+from netfold.topo.agents.frames import BUSY_SECONDS, FROM_GUEST, MOST, PORT, Backlog, Kind, Splitter, pack
 
 if TYPE_CHECKING:
     from netfold.topo.processes.forks import Forked

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a command in a guest as if it ran here, as `mnexec -a` does for namespaces.
 
-    python -m netfold.topo.rxe.attach /tmp/netfold-x/h1.vm -- python train.py
-    python -m netfold.topo.rxe.attach --only RANK,WORLD_SIZE /tmp/netfold-x/node2.line -- python train.py
+    python -m netfold.topo.agents.attach /tmp/netfold-x/h1.vm -- python train.py
+    python -m netfold.topo.agents.attach --only RANK,WORLD_SIZE /tmp/netfold-x/node2.line -- python train.py
 
 Environment, working directory and standard streams of this process become the command's, signals are handed on, and its
 status becomes this one's, signals included.  Of the environment, only what --only names; without it, all but the
@@ -23,7 +23,7 @@ from collections.abc import Collection, Sequence
 from types import FrameType
 from typing import Final
 
-from netfold.topo.rxe.frames import MOST, Kind, Splitter, pack
+from netfold.topo.agents.frames import MOST, Kind, Splitter, pack
 
 HANDED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGABRT, signal.SIGUSR1, signal.SIGUSR2,
                     signal.SIGQUIT)
@@ -39,7 +39,7 @@ def command(line: str, argv: Sequence[str], only: Collection[str] = ()) -> list[
     only  names of the environment variables that go with it; none: all but PROCESSORS
     """
     some = ["--only", ",".join(only)] if only else []
-    return [sys.executable, "-m", "netfold.topo.rxe.attach", *some, line, "--", *argv]
+    return [sys.executable, "-m", "netfold.topo.agents.attach", *some, line, "--", *argv]
 
 
 def run(line: str, argv: Sequence[str], only: Collection[str] = ()) -> int:
@@ -120,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
     if argv[:1] == ["--only"] and len(argv) > 1:
         only, argv = argv[1].split(","), argv[2:]
     if len(argv) < 3 or argv[1] != "--":
-        print("usage: python -m netfold.topo.rxe.attach [--only NAME,...] SOCKET -- COMMAND ARG...", file=sys.stderr)
+        print("usage: python -m netfold.topo.agents.attach [--only NAME,...] SOCKET -- COMMAND ARG...", file=sys.stderr)
         return 2
     status = run(argv[0], argv[2:], only)
     if status < 0:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.topo.rxe.frames import HEADER, MOST, BadFrame, Kind, Splitter, pack
+from netfold.topo.agents.frames import HEADER, MOST, BadFrame, Kind, Splitter, pack
 
 FRAMES = st.lists(st.tuples(st.integers(0, 2**32 - 1), st.sampled_from(Kind), st.binary(max_size=200)), max_size=8)
 
