@@ -132,6 +132,7 @@ NOT_RUN: Final[dict[str, tuple[str, ...]]] = {
         "netfold bench allreduce --ranks 8 -b 16M -e 16M -n 4 --rounds 9 --algorithms roce,ring",
         "netfold bench allreduce --ranks 8 -b 1M -e 64M",
         "netfold bench allreduce --ranks 8 -b 1M -e 64M -f 4 -n 3 --algos innet,ring,ring@bridge,gloo --rows rows.json",
+        "netfold bench allreduce --ranks 4 -b 1M -e 64M -f 4 -n 10 --rate none --algos innet,gloo",
         "netfold bench collectives --ranks 8 --sizes 4K,4M --collectives barrier,broadcast,together --rows rows.json",
         "netfold bench growth --out FOLDER", "netfold bench loss --credits 2x170K",
         "netfold bench allreduce --ranks-per-host 2",
