@@ -23,6 +23,7 @@ def shuffled(fabric: Fabric) -> Fabric:
         msgspec.structs.replace(host, address=address) for host, address in zip(fabric.hosts, dealt, strict=True)))
 
 
+@pytest.mark.slow
 def test_a_thousand_switches_have_room() -> None:
     """Whatever fails in them; hosts count at their own leaf alone, where leaves have blocks of addresses."""
     room.check(parse("threetier,32,16,16,256,8192"))
