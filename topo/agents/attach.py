@@ -30,7 +30,8 @@ HANDED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGABRT
 GUEST_LOST: Final = 126
 """Exit status if the guest ended before the command did."""
 PROCESSORS: Final = ("OPENBLAS_CORETYPE", "BLIS_ARCH_TYPE", "ATEN_CPU_CAPABILITY", "NPY_ENABLE_CPU_FEATURES")
-"""Variables by which libraries run code for a named processor without asking which one it is: SIGILL in a guest."""
+"""Variables that choose code for this machine's processor.  In a guest, which has another one, a program with them ends
+by SIGILL, or by an error of its import."""
 
 
 def command(line: str, argv: Sequence[str], only: Collection[str] = ()) -> list[str]:
@@ -57,8 +58,10 @@ def run(line: str, argv: Sequence[str], only: Collection[str] = ()) -> int:
         env = {name: value for name, value in os.environ.items() if (name in only if only else name not in PROCESSORS)}
 
         def send(kind: Kind, content: bytes = b"") -> None:
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)  # no handler sends in the middle of a frame
             with contextlib.suppress(OSError):  # the other end is closed: the command's status, or nothing, can be read
                 guest.sendall(pack(0, kind, content))
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
         def hand_on(number: int, _: FrameType | None) -> None:
             send(Kind.SIGNAL, bytes([number]))

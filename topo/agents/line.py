@@ -188,12 +188,17 @@ class Line(threading.Thread):
             self._send(self._guest, pack(peer.channel, Kind.DATA if data else Kind.CLOSE, data))
             if not data:
                 self._forget(peer)
-        elif data:
-            for _, kind, content in peer.splitter.feed(data):
-                self._send(self._guest, pack(peer.channel, kind, content))
-        else:  # `attach` was killed, and its command goes the same way
-            self._send(self._guest, pack(peer.channel, Kind.SIGNAL, bytes([9])))
-            self._forget(peer)
+        else:
+            try:
+                for _, kind, content in peer.splitter.feed(data):
+                    self._send(self._guest, pack(peer.channel, kind, content))
+            except BadFrame as error:
+                log.warning("%s: a program that asked for a command sends no frames, its command ends: %s", self.name,
+                            error)
+                data = b""
+            if not data:  # `attach` was killed, or is none, and its command goes the same way
+                self._send(self._guest, pack(peer.channel, Kind.SIGNAL, bytes([9])))
+                self._forget(peer)
 
     def _from_guest(self, channel: int, kind: Kind, content: bytes) -> None:
         if kind is Kind.READY:

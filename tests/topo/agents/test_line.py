@@ -69,6 +69,17 @@ def guest() -> Iterator[Guest]:
             guest.line.close()
 
 
+@pytest.fixture
+def no_input() -> Iterator[None]:
+    """Standard input is /dev/null."""
+    before = os.dup(0)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    yield
+    os.dup2(before, 0)
+    os.close(before)
+
+
 def test_a_command_has_this_ones_environment_folder_and_streams(guest: Guest, tmp_path: Path) -> None:
     """What it reads, writes and returns is as if it ran here."""
     script = "cd . && pwd && echo $WORD >&2 && cat && exit 7"
@@ -195,7 +206,8 @@ def test_a_command_that_cannot_be_run_says_so(guest: Guest) -> None:
     (b"", attach.GUEST_LOST, "")],
     ids=["its status", "its guest's end"])
 def test_a_command_that_ends_before_its_input_is_sent_has_its_status(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], answer: bytes, status: int, output: str
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], no_input: None, answer: bytes, status: int,
+    output: str,
 ) -> None:
     """So has one whose guest ends meanwhile: the other end of the line is closed before `attach` sends the input."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as line:
@@ -219,6 +231,54 @@ def test_a_command_that_ends_before_its_input_is_sent_has_its_status(
     said = capfd.readouterr()
     assert said.out == output
     assert said.err == ("" if output else f"the guest of {folder}/line has ended, and true with it\n")
+
+
+def test_a_signal_in_the_middle_of_a_frame_is_sent_after_it(monkeypatch: pytest.MonkeyPatch, no_input: None) -> None:
+    """The line is that of all commands of a guest, and a broken frame would end it."""
+    class Interrupted(socket.socket):
+        """Gets SIGUSR1 when half of the input's frame is sent."""
+
+        def sendall(self, data: bytes, *_: int) -> None:  # type: ignore[override]
+            super().sendall(data[:2])
+            if data == pack(0, Kind.INPUT):
+                signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+            super().sendall(data[2:])
+
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as line:
+        line.bind(f"{folder}/line")
+        line.listen()
+        kinds: list[Kind] = []
+
+        def serve() -> None:
+            connection, _ = line.accept()
+            connection.settimeout(SECONDS)
+            splitter = Splitter()
+            with connection:
+                while Kind.SIGNAL not in kinds:
+                    kinds.extend(kind for _, kind, _ in splitter.feed(connection.recv(1 << 16)))
+                connection.sendall(pack(0, Kind.EXIT, bytes(4)))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        monkeypatch.setattr(socket, "socket", Interrupted)
+        handlers = {number: signal.getsignal(number) for number in attach.HANDED_ON}
+        try:
+            assert attach.run(f"{folder}/line", ["true"]) == 0
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        thread.join()
+    assert kinds == [Kind.RUN, Kind.INPUT, Kind.SIGNAL]
+
+
+def test_what_sends_no_frames_ends_no_command_but_its_own(guest: Guest) -> None:
+    """The line goes on for all others."""
+    with socket.socket(socket.AF_UNIX) as other:
+        other.settimeout(SECONDS)
+        other.connect(str(guest.socket))
+        other.sendall(b"\xff" * 64)
+        assert other.recv(1) == b""
+    assert guest.run("echo", "on")[:2] == (0, b"on\n")
 
 
 def test_the_end_of_the_guest_ends_its_commands_by_name(guest: Guest) -> None:
