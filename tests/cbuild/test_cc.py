@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -61,7 +62,7 @@ def test_objects_of_several_files_are_linked_into_both_kinds(tmp_path: Path) -> 
 def test_equal_build_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second build of the same sources runs no compiler."""
     counted, runs = tmp_path / "counted", tmp_path / "runs"
-    counted.write_text(f'#!/bin/sh\necho "$@" >> {runs}\nexec cc "$@"\n')
+    counted.write_text(f'#!/bin/sh\necho "$@" >> {runs}\nexec {shlex.join(cc.find_compiler().command)} "$@"\n')
     counted.chmod(0o755)
     monkeypatch.setenv("SOFTSWITCH_CC", str(counted))
     first = cc.build(["int a;"], kind="shared", cache_dir=tmp_path / "c")
