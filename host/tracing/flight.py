@@ -249,8 +249,8 @@ def _both(ask: Callable[[], object], theirs: Any) -> Callable[[int, FrameType | 
 
 
 def write_when_asked(readable: int, number: int) -> None:
-    """Writes all recorders' files when this signal's number is read, of those of all signals that the process handles,
-    until the other end is closed."""
+    """Writes all recorders' files each time that this signal's number comes from the pipe, which carries the numbers of
+    all signals that the process handles.  Ends when the pipe's other end is closed."""
     last = -SIGNAL_INTERVAL
     while data := os.read(readable, 64):
         if number in data and time.monotonic() - last > SIGNAL_INTERVAL:

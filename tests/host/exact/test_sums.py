@@ -195,7 +195,8 @@ def test_ranks_that_reduce_different_things_are_told_so() -> None:
 
 @pytest.mark.parametrize(("change", "by"), [(0, -1), (1, -1), (0, 4000), (1, 4000), (0, 2**20), (1, 2**17)])
 def test_scales_that_cannot_be_are_refused(change: int, by: int) -> None:
-    """Scales below a rank's own, also such as floats have, or that no float32 has, are a RankMismatch and not a sum."""
+    """Scales below a rank's own are a RankMismatch and not a sum, also those that a float32 may have; so are scales
+    that no float32 has."""
 
     def lying(lanes: NDArray[Any], op: str, stage: str, check: Any = None) -> None:
         lanes[6 + change] += by
