@@ -5,7 +5,7 @@
 #define ICRC_P4
 #include "headers.p4"
 
-// p4c copies each thing that is hashed; the controller takes the copies of fields out again (bmv2/fields.py).
+// p4c copies each thing that is hashed; the controller takes the copies of fields out again (bmv2_json/fields.py).
 #define ICRC_HEADERS(src, dst, sport, dport, connection)                                        \
     64w0xffffffffffffffff, hdr.ipv4.version, hdr.ipv4.ihl, 8w0xff, hdr.ipv4.total_len,          \
     hdr.ipv4.id, hdr.ipv4.flags, hdr.ipv4.frag_offset, 8w0xff, hdr.ipv4.protocol,               \

@@ -56,7 +56,7 @@ parser Parse(packet_in pkt, out headers_t hdr, inout meta_t meta, inout standard
 
 control Nothing(inout headers_t hdr, inout meta_t meta) { apply { } }
 
-// In an action of its own the hash reads the fields where they stand (bmv2/fields.py)
+// In an action of its own the hash reads the fields where they stand (bmv2_json/fields.py)
 control Icrc(in headers_t hdr, inout meta_t meta) {
     action make() {
         HASH;

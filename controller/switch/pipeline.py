@@ -2,7 +2,7 @@
 """Compiles the fold program for an engine: p4info, and the device configuration that the switch loads.
 
 softswitch takes the preprocessed P4 source and compiles it itself; BMv2 takes the JSON of p4c-bm2-ss, made cheaper to
-run (bmv2/lighten.py), which is cached by content.
+run (bmv2_json/lighten.py), which is cached by content.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from finsy.proto import p4i
 from google.protobuf import text_format
 
 from cbuild.cache import Cache
-from netfold.bmv2 import lighten
+from netfold.bmv2_json import lighten
 from netfold.controller.switch.codec import Codec
 from netfold.disk import files
 from netfold.fabric.folding import trees

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from netfold.bmv2 import lighten
+from netfold.bmv2_json import lighten
 from netfold.controller.operations import status
 from netfold.controller.paths.steering import Steering
 from netfold.controller.switch import fold_tables, path_tables, pipeline, probe, tables

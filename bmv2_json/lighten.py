@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from netfold.bmv2 import decide, fields, masks
+from netfold.bmv2_json import decide, fields, masks
 
 
 def lighten(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from netfold.bmv2 import lighten
+from netfold.bmv2_json import lighten
 from netfold.controller.switch import pipeline
 
 Node = dict[str, Any]
