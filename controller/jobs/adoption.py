@@ -128,7 +128,7 @@ class Adoption:
         return await asyncio.shield(self._reading[shown.value])
 
     def compared(self, record: Record, who: str) -> Borne:
-        """What `borne_out` returns, computed on the calling thread."""
+        """The result of `borne_out`, computed on the calling thread."""
         entities = self._entries(record, who) if record.streams else {}
         found = {(name, epoch): (self._targets[name].found or {}).get(epoch)
                  for epoch, by_switch in entities.items() for name in by_switch}

@@ -171,7 +171,7 @@ def _restored(stored: StoredRecord) -> Record:
 
 
 def mac_of(key: bytes, body: bytes) -> bytes:
-    """What proves that a body was sealed with a key."""
+    """The authentication code of a body under a key (HMAC-SHA-256)."""
     return hmac.digest(key, _PURPOSE + body, "sha256")
 
 

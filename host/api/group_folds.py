@@ -172,7 +172,7 @@ class GroupFold(ABC):
         self._members = members
         self._lock = threading.Lock()
         self.held: HeldFold | None = None
-        """What is open of it; None while it does not fold."""
+        """The fold that is open; None while the group does not fold."""
         self._closed = False
         self._shared = shared_log.level(0)
         self._never = False

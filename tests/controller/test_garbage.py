@@ -21,7 +21,7 @@ class Node:
 
 @pytest.fixture(autouse=True)
 def frozen_again() -> Iterator[None]:
-    """What the tests' process has imported stays out of later collections, which take seconds otherwise."""
+    """Later collections leave out the imports of the tests' process, which take them seconds otherwise."""
     yield
     gc.freeze()
 

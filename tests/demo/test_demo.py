@@ -240,7 +240,7 @@ def test_what_is_not_installed_is_named_with_its_remedy(
 
 
 def test_results_are_in_the_order_of_ranks_whoever_ends_first() -> None:
-    """What is shown beside a host, as the counts of its NIC, is of its own rank."""
+    """Results beside a host, such as the counts of its NIC, are those of its own rank."""
     ended = [2, 0, 1]
     lines = [(rank, msgspec.json.encode(train.TrainingResult(
         rank, "", 0.0, 0.0, 0.0, 0.0, 4, "innet", "", 10 + rank, 0, {})).decode()) for rank in ended]

@@ -9,12 +9,12 @@ from softswitch.engine.transport import InProcess, OverSocket
 
 
 def transport(engine: LocalEngine) -> InProcess:
-    """What passes requests to a switch in this process."""
+    """The transport of requests to a switch in this process."""
     return engine._local
 
 
 def over_socket(engine: Engine) -> OverSocket:
-    """What passes requests to the process of a switch."""
+    """The transport of requests to the process of a switch."""
     over = engine._channel._transport
     assert isinstance(over, OverSocket)
     return over

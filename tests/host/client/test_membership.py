@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank tells its controller, and until when (host/client/membership.py)."""
+"""A rank's reports to its controller end when the rank leaves (host/client/membership.py)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which receives a peer may be told of, and where in its inbox (host/roce/clear_to_send.py)."""
+"""A peer is told of receives that its inbox has room for (host/roce/clear_to_send.py)."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ EVENTS = {"CQ_ERR": 0, "QP_FATAL": 1, "QP_REQ_ERR": 2, "QP_ACCESS_ERR": 3, "COMM
 
 @pytest.mark.parametrize("event", [name for name in EVENTS if name != "COMM_EST"])
 def test_a_failure_that_the_device_reports_is_told_in_its_words(event: str) -> None:
-    """Of a queue pair, a queue or the whole device: no completion would ever tell it."""
+    """No completion would tell of a failure of a queue pair, a completion queue or the whole device."""
     with verbs_job(2, patience=0.1, halts=False) as job:
         job.lib.fake_report(EVENTS[event])
         with pytest.raises(TransportError, match="the device reports: an event"):
@@ -181,7 +181,7 @@ def test_a_failure_that_the_device_reports_is_told_in_its_words(event: str) -> N
 
 
 def test_other_reports_of_the_device_end_nothing() -> None:
-    """As that a queue pair is connected, which it is anyway: the rank waits for the other one, which does not come."""
+    """The event of a connected queue pair is one: the rank goes on, and waits for the other rank, which is not there."""
     with verbs_job(2, patience=0.1, halts=False) as job:
         job.lib.fake_report(EVENTS["COMM_EST"])
         with pytest.raises(CollectiveTimeout, match="no result"):

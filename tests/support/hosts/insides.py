@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the objects that a program has are made of.  Their parts are no interface, so tests reach them here alone."""
+"""The parts of the objects that a program has.  They are no interface, so tests reach them here alone."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def ranks_of(group: Group) -> Members:
 
 
 def reducer_of(owner: NetfoldGroup | NetfoldState) -> Reducer:
-    """What reduces the tensors of a process group or of a hook."""
+    """The reducer of a process group or of a hook."""
     return owner._reducer
 
 
 def messenger_of(group: NetfoldGroup) -> Messenger:
-    """What carries the messages of a process group of several ranks."""
+    """The messenger of a process group of several ranks."""
     assert group._messenger is not None
     return group._messenger
 
 
 def residuals_of(state: NetfoldState) -> Feedback:
-    """What narrow lanes have left out of a hook's gradients."""
+    """The rounding errors that a hook keeps of its gradients in narrow lanes."""
     assert state._residuals is not None
     return state._residuals

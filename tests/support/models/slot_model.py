@@ -62,7 +62,7 @@ class TerribleNetwork:
 
     def __post_init__(self) -> None:
         self.queue: list[tuple[int, int, Callable[[], None]]] = []
-        """What happens next: when, an order, and what."""
+        """The events to come: time, order among equals, and call."""
         self._order = count()
         self._free: dict[Callable[[Any], None], int] = {}
         self.disturbed = False
