@@ -181,7 +181,7 @@ def test_a_failure_that_the_device_reports_is_told_in_its_words(event: str) -> N
 
 
 def test_other_reports_of_the_device_end_nothing() -> None:
-    """The event of a connected queue pair is one: the rank goes on, and waits for the other rank, which is not there."""
+    """The event of a connected queue pair is one: the rank goes on, and waits for the rank that is not there."""
     with verbs_job(2, patience=0.1, halts=False) as job:
         job.lib.fake_report(EVENTS["COMM_EST"])
         with pytest.raises(CollectiveTimeout, match="no result"):
