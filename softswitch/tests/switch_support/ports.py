@@ -30,16 +30,20 @@ _IGNORE_OUTGOING = 23
 
 
 def make_hosts(*, mtu: int = 1500, ipv6: bool = False) -> None:
-    """Two hosts, each on a veth pair whose other end is ours; neighbours known, so that nobody asks for them."""
+    """Two hosts, each on a veth pair whose other end is ours; neighbours known, so that nobody asks for them.
+
+    Without `ipv6` the kernel sends nothing by itself, also on an interface that a test adds later.
+    """
+    sh("sysctl -qw net.ipv6.conf.default.disable_ipv6=1")
     for host, end in SWITCH_END.items():
         sh(f"ip netns add {host}")
+        sh(f"ip netns exec {host} sysctl -qw net.ipv6.conf.default.disable_ipv6={int(not ipv6)}")
         sh(f"ip link add {end} mtu {mtu} type veth peer name eth0 netns {host} address {MAC[host]} mtu {mtu}")
-        sh(f"sysctl -qw net.ipv6.conf.{end}.disable_ipv6=1")
         sh(f"ip link set {end} up")
         peer = _PEER[host]
         sh(
             f"ip netns exec {host} sh -ec '"
-            f"sysctl -qw net.ipv6.conf.eth0.disable_ipv6={int(not ipv6)} net.ipv6.conf.eth0.accept_dad=0;"
+            "sysctl -qw net.ipv6.conf.eth0.accept_dad=0;"
             f"ip addr add {IP[host]}/24 dev eth0; ip link set eth0 up; ip link set lo up;"
             f"ip neigh add {IP[peer]} lladdr {MAC[peer]} dev eth0 nud permanent'"
         )
