@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fabric of path MTU 4096, on both engines: exact sums, every operation, packets that others dissect."""
+"""A fabric of path MTU 4096, on both engines: exact sums, every operation, packets that others dissect.
+
+Softswitches have two threads here that receive and send while the program handles packets.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -15,6 +20,7 @@ from netfold.controller.switch.tables import ROUTERS
 from netfold.fabric import generate
 from netfold.fabric.graph import Engine
 from netfold.topo.network import sandbox
+from softswitch.cli.run import THREADS
 from support import needs
 from support.fabrics.fabrics import leafspine
 from support.sandboxes.capture import Capture
@@ -42,7 +48,8 @@ def summed(engine: Engine, loss: float, tmp_path: Path) -> tuple[list[dict[str, 
     fabric = leafspine(2, 1, 4, rate=RATES[engine], loss=loss, duplicate=loss, reorder=loss, corrupt=loss, seed=1,
                        engine=engine, rundir=sandbox.rundir(), path_mtu=MTU)
     offload = None if loss else False  # a capture shall show packets as they are on a wire
-    with Network(fabric, logs=tmp_path / f"logs{loss}", offload=offload) as network, Capture() as capture:
+    with (patch.dict(os.environ, {THREADS: "3"}),
+          Network(fabric, logs=tmp_path / f"logs{loss}", offload=offload) as network, Capture() as capture):
         output = network.launch([*program("rank_operations.py"), "7"], job="sums").wait(within=150)
     frames = {frame for interface, frame in capture.frames if interface != "lo"}
     links = ipaddress.IPv4Address(ROUTERS).packed  # the controller's probes of links are RoCE, too

@@ -12,6 +12,7 @@ from switch_support.probe import PROBE
 from switch_support.sanitized import FLAGS, SEED
 
 FULL_INTERFACE = (RUNTIME / "io.c").read_text() + """
+#include <sys/socket.h>
 #include <assert.h>
 static uint32_t tries; /* of the kernel, whose queue stays full */
 int sendmmsg(int fd, struct mmsghdr *m, unsigned n, int flags) { return tries++, errno = ENOBUFS, -1; }
@@ -25,11 +26,13 @@ int main(void) {
     static ss_io io;
     static uint8_t frame[64];
     struct ss_slot slot = {.head = sizeof frame};
-    ss_port port = {.up = true, .arena = frame, .slots = &slot, .n = 1, .settled = 1, .n_slots = 1};
+    ss_port port = {.up = true, .n_slots = 1};
+    port.queues[0] = (ss_queue){.arena = frame, .slots = &slot, .n = 1, .settled = 1};
+    port.queue = port.leaving = port.queues;
     io.timer = timerfd_create(CLOCK_MONOTONIC, 0);
     assert(ss_io_add_port(&io, &port));
     for (; io.now_us < 2000; io.now_us += 100) { /* turns that other ports cause */
-        ss_io_settle(&io);
+        ss_stages_settle(&io);
         set_timer(&io);
         assert(tries == 1 + io.now_us / 500 && io.timer_due == 500 * tries);
     }
@@ -41,7 +44,7 @@ int main(void) {
 def test_a_full_interface_is_tried_as_often_while_other_ports_are_busy() -> None:
     """The kernel does not tell when there is room again: each half millisecond the port tries, however often the loop
     turns for others."""
-    others = ("queue.c", "transmit.c", "segment.c", "hash.c", "parallel.c")
+    others = ("stages.c", "queue.c", "transmit.c", "segment.c", "hash.c", "parallel.c")
     program = cc.build([FULL_INTERFACE, *(RUNTIME / file for file in others)], kind="exe", name="full-interface",
                        include=[RUNTIME],
                        flags=["-ffunction-sections", "-Wl,--gc-sections"])  # without what the loop calls elsewhere

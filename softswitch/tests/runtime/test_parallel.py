@@ -16,32 +16,50 @@ from cbuild import cc
 from softswitch.engine.linking import RUNTIME
 from softswitch.p4runtime.process import Settings, SwitchProcess
 from switch_support import needs
-from switch_support.namespace import in_own_network, inside
-from switch_support.ports import BOUND, IP, make_hosts, switch
+from switch_support.namespace import in_own_network, inside, sh
+from switch_support.ports import BOUND, IP, SWITCH_END, make_hosts, switch, udp, wait_for
 from switch_support.switch import THREADS, probe_executable
 
+_RCVBUFFORCE = 33
 _JOBS = """
 #include "parallel.h"
 #include <assert.h>
 #include <stdlib.h>
-static uint32_t done[300]; /* by pieces, without a lock: no two may be one piece */
-static void piece(void *arg, uint32_t number) { done[number] += *(uint32_t *)arg; }
+static uint32_t done[SS_JOBS][300]; /* by pieces, without a lock: no two may be one piece */
+typedef struct {
+    uint32_t *done, by;
+} work;
+static void piece(void *arg, uint32_t number) {
+    work *w = arg;
+    w->done[number] += w->by;
+}
 int main(int argc, char **argv) {
     unsigned helpers = (unsigned)atoi(argv[1]);
-    assert(ss_parallel_start(helpers) == helpers);
+    assert(ss_parallel_start(helpers) == helpers && ss_parallel_helpers() == helpers);
     srand(20261201);
-    for (unsigned job = 0; job < 20000; job++) {
-        uint32_t n = (uint32_t)rand() % (job % 64 ? 6 : 300), by = (uint32_t)rand(), before[300];
-        for (uint32_t i = 0; i < 300; i++) before[i] = done[i];
-        ss_parallel(piece, &by, n);
-        for (uint32_t i = 0; i < 300; i++) assert(done[i] == before[i] + (i < n ? by : 0));
+    static uint32_t before[SS_JOBS][300], n[SS_JOBS];
+    static work works[SS_JOBS];
+    for (unsigned turn = 0; turn < 20000; turn++) {
+        ss_job first = rand() % SS_JOBS, ends[] = {first, !first};
+        for (unsigned i = 0; i < 2; i++) { /* one may be under way since the turn before */
+            ss_job j = ends[i];
+            if (works[j].done) {
+                ss_parallel_end(j);
+                for (uint32_t k = 0; k < 300; k++) assert(done[j][k] == before[j][k] + (k < n[j] ? works[j].by : 0));
+            }
+            n[j] = (uint32_t)rand() % (turn % 64 ? 6 : 300);
+            for (uint32_t k = 0; k < 300; k++) before[j][k] = done[j][k];
+            works[j] = (work){done[j], (uint32_t)rand()};
+            ss_parallel_begin(j, piece, &works[j], n[j]);
+        }
     }
+    for (ss_job j = 0; j < SS_JOBS; j++) ss_parallel_end(j);
 }
 """
 
 
 @pytest.mark.parametrize("helpers", [0, 1, 3])
-def test_each_piece_of_a_job_is_done_once_and_before_the_caller_goes_on(helpers: int) -> None:
+def test_each_piece_of_two_jobs_at_a_time_is_done_once_and_before_the_caller_goes_on(helpers: int) -> None:
     """Whatever thread does it, the caller sees all results, and the sanitizer no two threads at the same memory."""
     needs.require("thread-sanitizer")
     program = cc.build([_JOBS, RUNTIME / "parallel.c"], kind="exe", name="parallel", include=[RUNTIME],
@@ -54,9 +72,9 @@ def test_each_piece_of_a_job_is_done_once_and_before_the_caller_goes_on(helpers:
 
 @pytest.mark.slow
 @in_own_network
-def test_ports_that_send_and_receive_side_by_side_change_no_byte() -> None:
-    """TCP with super-packets, both ways at once, arrives whole, and the sanitizer sees no two threads at the same
-    memory."""
+def test_stages_that_overlap_change_no_byte() -> None:
+    """TCP with super-packets, both ways at once, arrives whole while the control plane asks; the sanitizer sees no two
+    threads at the same memory."""
     needs.require("thread-sanitizer")
     make_hosts()
     data = random.Random(5).randbytes(4 << 20)
@@ -76,15 +94,50 @@ def test_ports_that_send_and_receive_side_by_side_change_no_byte() -> None:
     with switch(threads=4, flags=THREADS) as process:
         with inside("h1"):
             client = socket.create_connection((IP["h2"], 7000), timeout=BOUND)
-        server = threading.Thread(target=lambda: exchange("h2", listener.accept()[0]), daemon=True)
-        server.start()
-        exchange("h1", client)
-        server.join(2 * BOUND)
+        both = [threading.Thread(target=lambda: exchange("h2", listener.accept()[0]), daemon=True),
+                threading.Thread(target=exchange, args=("h1", client), daemon=True)]
+        for one in both:
+            one.start()
+        while any(one.join(0.01) or one.is_alive() for one in both):
+            process.ports()
         assert all(port.super_packets_in > 0 and port.super_packets_out > 0 for port in process.ports())
         helpers = [int(task.name) for task in Path(f"/proc/{process.pid}/task").iterdir()]
         assert [os.sched_getscheduler(helper) for helper in helpers if helper != process.pid].count(os.SCHED_BATCH) == 3
     assert arrived == {"h1": data, "h2": data}
     assert process.death is None  # a report of the sanitizer ends it
+
+
+@pytest.mark.slow
+@in_own_network
+@pytest.mark.parametrize("queue", [8192, 64])
+def test_frames_that_wait_while_stages_overlap_keep_their_order_and_are_counted(queue: int) -> None:
+    """Links that are behind both ways: all frames leave in order, or only those that the queue has no room for are
+    missing; and the sanitizer sees no two threads at the same memory."""
+    needs.require("thread-sanitizer")
+    make_hosts()
+    for end in SWITCH_END.values():
+        sh(f"tc qdisc add dev {end} root tbf rate 400mbit burst 64k limit 1m")
+    draw = random.Random(6)
+    supers = {host: [draw.randbytes(40 * 1058) for _ in range(100)] for host in IP}
+    sockets = {host: udp(host, port=7000, segment=1058) for host in IP}
+    for sock in sockets.values():
+        sock.setsockopt(socket.SOL_SOCKET, _RCVBUFFORCE, 32 << 20)
+    with switch(threads=3, queue=queue, flags=THREADS) as process:
+        for turn in range(100):
+            for host, other in ("h1", "h2"), ("h2", "h1"):
+                sockets[host].sendto(supers[host][turn], (IP[other], 7000))
+        wait_for(lambda: all(p.received == 4000 and not p.waiting for p in process.ports()))
+        ports = process.ports()
+    assert sum(p.sent + p.dropped_full for p in ports) == 8000
+    assert (max(p.dropped_full for p in ports) > 0) == (queue == 64)
+    for (host, other), port in zip((("h2", "h1"), ("h1", "h2")), ports, strict=True):
+        whole = b"".join(supers[host])
+        sent = [whole[at:at + 1058] for at in range(0, len(whole), 1058)]
+        came = [sockets[other].recv(1 << 16) for _ in range(port.sent)]
+        numbers = {payload: number for number, payload in enumerate(sent)}
+        order = [numbers[payload] for payload in came]
+        assert order == sorted(order)
+    assert process.death is None
 
 
 def _all_of(connection: socket.socket) -> bytes:

@@ -15,10 +15,11 @@ from softswitch.engine.local import LocalEngine
 
 MANY_PACKETS = """
 #include <assert.h>
+#include <string.h>
 #include "turn.c"
 static ss_switch sw;
 int main(void) {
-    const uint8_t *kept[20000];
+    const uint8_t *kept[20000], *start = ss_take(&sw, 1);
     for (int i = 0; i < 20000; i++) {
         uint8_t *frame = ss_take(&sw, 200); /* the frame lies before, amid or behind what was computed */
         for (int part = 0; part < 9; part++) {
@@ -33,6 +34,15 @@ int main(void) {
     for (int i = 0; i < 20000; i += 50)
         assert(ss_taken(&sw, kept[i], 200) && kept[i][0] == (uint8_t)i && kept[i][199] == (uint8_t)(i >> 8));
     assert(!ss_turn_full(&sw));
+    ss_turn_next(&sw); /* another thread still sends these frames */
+    const uint8_t *later = memset(ss_take(&sw, 200), 7, 200);
+    for (int i = 0; i < 3000; i++) memset(ss_take(&sw, 60000), 255, 60000);
+    for (int i = 0; i < 20000; i += 50) assert(kept[i][0] == (uint8_t)i && kept[i][199] == (uint8_t)(i >> 8));
+    ss_turn_keep(&sw, later, 200);
+    ss_turn_packet(&sw);
+    ss_turn_next(&sw); /* and now those of this turn; the memory of the others is taken again */
+    uint8_t *again = ss_take(&sw, 200);
+    assert(!ss_turn_full(&sw) && again == start && later[0] == 7 && later[199] == 7);
     ss_turn_end(&sw);
     ss_turn_close(&sw);
 }
@@ -77,7 +87,8 @@ V1Switch(Parse(), Check(), Spread(), Each(), Check(), Write()) main;
 
 
 def test_what_packets_of_a_turn_computed_goes_back_and_what_frames_refer_to_stays(tmp_path: Path) -> None:
-    """Packets that each take more than a piece of memory use the same pieces, but for what frames refer to."""
+    """Packets that each take more than a piece of memory use the same pieces, but for what frames refer to, in this turn
+    or the one before."""
     source, program = tmp_path / "turn.c", tmp_path / "turn"
     source.write_text(MANY_PACKETS.replace('"turn.c"', f'"{Path(softswitch.__file__).parent / "runtime" / "turn.c"}"'))
     subprocess.run(["cc", "-O1", "-std=gnu11", "-o", program, source], check=True)

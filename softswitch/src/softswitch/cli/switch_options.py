@@ -77,8 +77,8 @@ class SwitchOptions:
     queue: Annotated[int, CliOption(min=1, max=1 << 20, help="Most frames that wait at each port.")] = 1024
     threads: Annotated[
         int | None,
-        CliOption(min=1, max=64, help="Threads that send and receive side by side while much passes; packets are "
-                                      "processed by one. Default: SOFTSWITCH_THREADS, or 1."),
+        CliOption(min=1, max=64, help="Threads: one processes all packets, the others receive and send meanwhile. "
+                                      "Default: SOFTSWITCH_THREADS, or 1."),
     ] = None
     seed: Annotated[int, CliOption(min=0, help="Seed of random().")] = 1
     pcap: Annotated[Path | None, CliOption(metavar="DIR", help="Capture to DIR/IFACE_{in,out}.pcap.")] = None

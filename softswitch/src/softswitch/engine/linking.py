@@ -47,7 +47,8 @@ SHARED_UNITS = (
 UNITS: dict[str, tuple[TranslationUnit, ...]] = {
     "exe": (
         *SHARED_UNITS,
-        TranslationUnit("io", "-O3", ("segment.c", "queue.c", "receive.c", "transmit.c", "io.c", "parallel.c")),
+        TranslationUnit("io", "-O3", ("segment.c", "queue.c", "receive.c", "transmit.c", "stages.c", "io.c",
+                                      "parallel.c")),
         TranslationUnit("process", "-O1", ("main.c", "requests.c", "port.c", "channel.c", "pcap.c", "confine.c",
                                            "trace_file.c")),
     ),

@@ -111,6 +111,8 @@ static bool filter_calls(void) {
         __NR_mremap,
         __NR_madvise,
         __NR_futex,
+        __NR_sched_yield,
+        __NR_getcpu,
         __NR_getrandom, /* malloc */
         __NR_fstat,
         __NR_newfstatat,
@@ -130,7 +132,7 @@ static bool filter_calls(void) {
     };
     static const uint32_t domains[] = {AF_PACKET, AF_UNIX}; /* AF_UNIX: what if_nametoindex asks through */
     static const uint32_t levels[] = {SOL_SOCKET, SOL_PACKET};
-    static const uint32_t self[] = {0}; /* SCHED_BATCH, and back (io.c) */
+    static const uint32_t self[] = {0}; /* SCHED_BATCH, and back (io.c); the cores of a thread (parallel.c) */
     static const uint32_t questions[] = {SIOCGIFMTU, SIOCGIFFLAGS, SIOCGIFINDEX};
     filter f = {.n = 0};
     load(&f, offsetof(struct seccomp_data, arch));
@@ -144,6 +146,8 @@ static bool filter_calls(void) {
     allow_with(&f, __NR_setsockopt, 1, 2, levels);
     allow_with(&f, __NR_ioctl, 1, 3, questions);
     allow_with(&f, __NR_sched_setscheduler, 0, 1, self);
+    allow_with(&f, __NR_sched_getaffinity, 0, 1, self);
+    allow_with(&f, __NR_sched_setaffinity, 0, 1, self);
     allow_without(&f, __NR_mmap, 2, PROT_EXEC);
     allow_without(&f, __NR_mprotect, 2, PROT_EXEC);
     give(&f, SECCOMP_RET_TRAP);

@@ -44,7 +44,7 @@ struct ss_switch {
     uint64_t now_us;
     uint32_t ingress_port, counted; /* of the packet now in the pipeline */
     ss_prng prng;
-    ss_turn turn;
+    ss_turn turn, turn_before;
     const uint8_t *frame, *stable; /* of the packet in ss_receive */
     uint32_t frame_len, n_known;   /* known[0..n_known), or all of them where it is more */
     ss_known known[SS_KNOWN + 1];  /* the last one stands for what cannot be known */

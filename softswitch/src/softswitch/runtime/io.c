@@ -2,10 +2,9 @@
  *
  * The event loop; see io.h.  One turn:
  *
- *   epoll_wait -> ports that can send again
- *              -> a batch from every port that has packets, through the pipeline into the ports' queues
+ *   epoll_wait -> packets in and out (stages.c)
  *              -> requests of the control plane, which see what those packets did
- *              -> flush all ports, put aside what has to wait, replies and events
+ *              -> replies and events
  *
  * Without packets it sleeps without end: a timer runs only while an entry may fall idle or a full interface queue is to
  * be tried again.
@@ -28,9 +27,8 @@
 #include "parallel.h"
 #include "protocol.h"
 #include "queue.h"
-#include "receive.h"
+#include "stages.h"
 #include "trace.h"
-#include "transmit.h"
 
 #define PLAIN_TURNS 64u /* without a super-packet, after which there are short messages alone */
 enum { KEY_CHANNEL = 1000, KEY_NETLINK, KEY_TIMER, KEY_TRACE }; /* epoll keys; below: port numbers */
@@ -96,121 +94,37 @@ void ss_io_tell_port(ss_io *io, ss_port *p) {
     ss_channel_event(&io->channel, SS_EVENT_PORT, p->number, io->now_us, &up, 1);
 }
 
-static void watch_port(ss_io *io, const ss_port *p) {
-    ss_io_watch(io, p->fd, p->number, p->tx == SS_TX_WAIT_WRITABLE ? EPOLLIN | EPOLLOUT : EPOLLIN);
+void ss_io_watch_port(ss_io *io, ss_port *p) {
+    p->watched = p->tx == SS_TX_WAIT_WRITABLE;
+    ss_io_watch(io, p->fd, p->number, p->watched ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }
 
 static void refresh(ss_io *io, ss_port *p) {
     bool changed = ss_port_refresh(p);
-    ss_io_tell_port(io, p);                          /* a flush may have seen it before us */
-    if (p->fd >= 0 && p->started) watch_port(io, p); /* the socket may be a new one with the number of the old one */
+    ss_io_tell_port(io, p);
+    if (p->fd >= 0 && p->started) ss_io_watch_port(io, p); /* maybe a new socket with the number of the old one */
     if (!changed) return;
     ss_io_tell(io, "port %u (%s) is %s", p->number, p->name, p->fd < 0 ? "gone" : p->up ? "up" : "down");
-}
-
-static void send_one(void *ports, uint32_t i) { ss_port_flush(((ss_port **)ports)[i]); }
-
-/* Side by side where much leaves: most of the time is the kernel's. */
-static void flush(ss_io *io, ss_port **ports, uint32_t n) {
-    struct {
-        ss_tx_state tx;
-        int fd;
-    } before[SS_MAX_PORTS];
-    for (uint32_t i = 0; i < n; i++) before[i].tx = ports[i]->tx, before[i].fd = ports[i]->fd;
-    if (io->batch)
-        ss_parallel(send_one, ports, n);
-    else
-        for (uint32_t i = 0; i < n; i++) send_one(ports, i);
-    for (uint32_t i = 0; i < n; i++) {
-        ss_port *p = ports[i];
-        if (p->fd < 0 && before[i].fd >= 0) ss_io_tell(io, "port %u (%s) is gone", p->number, p->name);
-        if (p->fd >= 0 && (before[i].tx == SS_TX_WAIT_WRITABLE) != (p->tx == SS_TX_WAIT_WRITABLE)) watch_port(io, p);
-    }
-}
-
-static bool due(const ss_io *io, const ss_port *p) {
-    return ss_port_waiting(p) && (p->tx == SS_TX_IDLE || (p->tx == SS_TX_WAIT_TIMER && io->now_us >= p->retry_us) ||
-                                  (p->tx == SS_TX_WAIT_RATE && io->now_us * 1000 >= p->next_ns));
-}
-
-static bool crowded(const ss_io *io, const ss_port *p) {
-    (void)io;
-    return ss_port_crowded(p);
-}
-
-static void flush_those(ss_io *io, bool (*wanted)(const ss_io *, const ss_port *)) {
-    ss_port *ports[SS_MAX_PORTS];
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < io->n_ports; i++)
-        if (wanted(io, io->ports[io->numbers[i]])) ports[n++] = io->ports[io->numbers[i]];
-    flush(io, ports, n);
-}
-
-/* ---- what arrives ------------------------------------------------------------------------------------------------ */
-
-typedef struct {
-    ss_io *io;
-    uint32_t port;
-} arrival;
-
-static void receive(void *arg, const ss_segment *s) {
-    arrival *a = arg;
-    ss_io *io = a->io;
-    io->last_port = a->port, io->last_len = s->len, io->last_frame = s->bytes;
-    ss_arrival in = {s->bytes, s->len, s->stable, s->sum};
-    ss_receive(io->sw, a->port, &in, io->now_us);
-}
-
-/* Where frames pile up they leave before the rest of the batch is handled. */
-static void relieve(void *arg) {
-    ss_io *io = ((arrival *)arg)->io;
-    if (!io->crowded) return;
-    io->crowded = false;
-    flush_those(io, crowded);
-}
-
-/* What the batches of a turn made leaves, or is copied to wait, as their memory is needed again. */
-void ss_io_settle(ss_io *io) {
-    flush_those(io, due);
-    for (uint32_t i = 0; i < io->n_ports; i++) ss_port_settle(io->ports[io->numbers[i]]);
-    ss_turn_end(io->sw);
-    ss_port_forget();
-    io->crowded = false;
 }
 
 /* While super-packets come this is a batch process, which does not interrupt who sends to it: it works on what has
  * piled up, with fewer turns.  Single packets are short messages, which somebody waits for: then it is one like others.
  */
 static void choose_policy(ss_io *io) {
-    bool bulky = false;
-    for (uint32_t i = 0; i < io->n_ports; i++) bulky |= io->ports[io->numbers[i]]->bulky;
+    bool bulky = false, limited = false;
+    for (uint32_t i = 0; i < io->n_ports; i++) {
+        bulky |= io->ports[io->numbers[i]]->bulky;
+        limited |= io->ports[io->numbers[i]]->gap_ns > 0;
+    }
     if (bulky)
         io->plain_turns = 0;
     else if (io->plain_turns < PLAIN_TURNS)
         io->plain_turns++;
     bool batch = io->plain_turns < PLAIN_TURNS;
+    io->overlap = batch && !limited && ss_parallel_helpers();
     if (batch == io->batch) return;
     io->batch = batch;
     sched_setscheduler(0, batch ? SCHED_BATCH : SCHED_OTHER, &(struct sched_param){0});
-}
-
-static void receive_one(void *batches, uint32_t i) { ss_batch_receive(((ss_batch **)batches)[i]); }
-
-/* A batch of each of these ports; of super-packets side by side. */
-static void receive_batches(ss_io *io, ss_port **ports, uint32_t n) {
-    ss_batch *batches[SS_BATCHES];
-    for (uint32_t done = 0, taken; done < n; done += taken) {
-        taken = 0;
-        while (done + taken < n && taken < SS_BATCHES && (batches[taken] = ss_batch_begin(ports[done + taken])))
-            if (!ports[done + taken++]->bulky || !io->batch) break; /* it gives back what it does not need */
-        if (!taken) ss_io_settle(io);
-        ss_parallel(receive_one, batches, taken);
-        for (uint32_t i = 0; i < taken; i++) {
-            arrival a = {io, ports[done + i]->number};
-            ss_batch_hand_on(batches[i], &(ss_port_user){&a, receive, relieve});
-        }
-        io->last_frame = NULL;
-    }
 }
 
 /* ---- timers, links ----------------------------------------------------------------------------------------------- */
@@ -234,6 +148,7 @@ static void links_changed(ss_io *io) {
     uint8_t news[8192];
     while (recv(io->netlink, news, sizeof news, MSG_DONTWAIT) > 0) {
     } /* what changed does not matter: all are asked */
+    ss_stages_drain(io); /* no other thread uses a socket */
     for (uint32_t i = 0; i < io->n_ports; i++) refresh(io, io->ports[io->numbers[i]]);
 }
 
@@ -320,7 +235,7 @@ void ss_io_run(ss_io *io, ss_request_fn *execute) {
         uint32_t n_ready = 0;
         bool asked = false;
         set_timer(io);
-        int n = epoll_wait(io->epoll, events, 64, -1);
+        int n = epoll_wait(io->epoll, events, 64, ss_stages_busy(io) ? 0 : -1);
         io->now_us = monotonic_us() - io->start_us;
         for (int i = 0; i < n; i++) {
             uint32_t key = events[i].data.u32;
@@ -337,12 +252,14 @@ void ss_io_run(ss_io *io, ss_request_fn *execute) {
                 if (read(io->timer, &expirations, sizeof expirations) > 0) io->timer_due = UINT64_MAX;
             } else {
                 ss_port *p = ss_io_port(io, key);
-                if (events[i].events & EPOLLOUT) flush(io, &p, 1);
+                p->writable |= (events[i].events & EPOLLOUT) != 0;
                 if (events[i].events & (EPOLLIN | EPOLLERR)) ready[n_ready++] = p;
             }
         }
-        receive_batches(io, ready, n_ready);
-        ss_io_settle(io);
+        if (io->overlap && !asked)
+            ss_stages_overlap(io, ready, n_ready);
+        else
+            ss_stages_turn(io, ready, n_ready);
         if (asked) ss_channel_read(&io->channel, execute, io);
         ss_channel_write(&io->channel);
         ss_channel_report_lost(&io->channel, io->now_us);

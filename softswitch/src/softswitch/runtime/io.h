@@ -7,6 +7,7 @@
 #define SS_IO_H
 #include "channel.h"
 #include "port.h"
+#include "receive.h"
 #include "records.h"
 #include "switch.h"
 #include "trace_file.h"
@@ -42,7 +43,12 @@ typedef struct ss_io {
     bool started;                            /* OP_START was there */
     bool batch;                              /* SCHED_BATCH is set */
     uint32_t plain_turns;                    /* since super-packets came last */
+    bool overlap;                            /* stages overlap (stages.h) */
     bool crowded;                            /* a port has more frames than should wait for the end of a batch */
+    ss_batch *coming[SS_BATCHES], *arrived[SS_BATCHES]; /* being received; to be handled */
+    uint32_t n_arrived;
+    ss_port *sending[SS_MAX_PORTS]; /* from which other threads send */
+    uint32_t n_sending;
     int epoll, netlink, timer;
     uint64_t start_us, now_us; /* monotonic; now_us counts from start_us */
     uint64_t timer_due;        /* what the timer is set to, as now_us; UINT64_MAX: off */
@@ -71,7 +77,7 @@ static inline ss_port *ss_io_port(const ss_io *io, uint32_t number) {
 void ss_io_tell(ss_io *, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void ss_io_tell_port(ss_io *, ss_port *); /* whether frames can pass, if the control plane was not told yet */
 void ss_io_watch(ss_io *, int fd, uint32_t key, uint32_t events);
-void ss_io_settle(ss_io *); /* sends or puts aside all that waits, so that it refers to nothing */
+void ss_io_watch_port(ss_io *, ss_port *);
 
 /* Callbacks for ss_options. */
 uint8_t *ss_io_reserve(void *io, uint32_t port, uint32_t cap);

@@ -93,11 +93,16 @@ ss_port *ss_port_open(uint32_t number, const char *name, const ss_port_options *
     p->like_bmv2 = options->like_bmv2;
     p->n_slots = 2 * options->queue + SS_TX_FRAMES;
     p->arena_size = (size_t)p->n_slots * 4096 + 16 * (SS_MAX_FRAME + SS_MAX_ADDED);
-    p->slots = reserve_memory(p->n_slots * sizeof *p->slots);
-    p->arena = reserve_memory(p->arena_size);
+    p->queue = p->leaving = p->queues;
+    bool room = true;
+    for (ss_queue *q = p->queues; q < p->queues + 2; q++) {
+        q->slots = reserve_memory(p->n_slots * sizeof *q->slots);
+        q->arena = reserve_memory(p->arena_size);
+        room = room && q->slots && q->arena;
+    }
     p->vnet = options->vnet && kernel_knows_udp_segments();
     p->join = p->vnet && options->join;
-    if (!p->slots || !p->arena) goto fail;
+    if (!room) goto fail;
     if (options->pcap) {
         *why = "cannot create its capture files";
         if (!(p->pcap_in = ss_pcap_open(options->pcap, name, "in")) ||
@@ -116,8 +121,10 @@ fail:
 void ss_port_close(ss_port *p) {
     if (!p) return;
     if (p->fd >= 0) close(p->fd);
-    if (p->slots) munmap(p->slots, p->n_slots * sizeof *p->slots);
-    if (p->arena) munmap(p->arena, p->arena_size);
+    for (ss_queue *q = p->queues; q < p->queues + 2; q++) {
+        if (q->slots) munmap(q->slots, p->n_slots * sizeof *q->slots);
+        if (q->arena) munmap(q->arena, p->arena_size);
+    }
     ss_pcap_close(p->pcap_in);
     ss_pcap_close(p->pcap_out);
     free(p);

@@ -36,6 +36,18 @@ struct ss_slot {        /* a frame that waits: head, ref, tail */
 };
 static inline uint32_t ss_slot_length(const struct ss_slot *s) { return s->head + s->ref_len + s->tail; }
 
+typedef struct { /* frames that wait: slots[first..n), back to back in the arena, as queue.c has them */
+    uint8_t *arena;
+    size_t used, owed; /* of the arena; room for what slots[settled..n) refer to */
+    struct ss_slot *slots;
+    uint32_t first, settled, n, singles; /* singles: first ones not to join */
+} ss_queue;
+
+typedef struct { /* by one ss_port_send */
+    ss_tx_state tx;
+    uint64_t frames, bytes, super_packets, lost; /* lost: interface down, gone, or frame longer than its MTU */
+} ss_sent;
+
 typedef struct ss_port {
     uint32_t number;
     char name[IFNAMSIZ];
@@ -48,15 +60,17 @@ typedef struct ss_port {
     bool vnet, join;            /* socket speaks virtio_net_hdr; neighbours are joined */
     bool bulky;                 /* super-packets came last */
     ss_tx_state tx;
+    bool watched, writable;     /* epoll is to tell when the kernel has room; and has told so */
     uint64_t gap_ns;        /* between two frames that leave; 0: as fast as the link takes them */
     uint64_t next_ns;       /* when the next frame may leave, where gap_ns is set */
     uint64_t retry_us;      /* when to try again, in SS_TX_WAIT_TIMER */
     const uint64_t *now_us; /* the event loop's clock */
-    uint8_t *arena;
-    size_t arena_size, used; /* frames that wait, back to back, first to last */
-    size_t owed;             /* room for what slots[settled..n) refer to */
-    struct ss_slot *slots;
-    uint32_t first, settled, n, n_slots, limit, singles; /* waiting: slots[first..n); singles: first ones not to join */
+    size_t arena_size; /* of each queue, as n_slots */
+    uint32_t n_slots, limit;
+    ss_queue queues[2];
+    ss_queue *queue, *leaving; /* where frames are put, and where they are sent from: one, or two where it is parted */
+    uint32_t flying;           /* frames that waited in `leaving` when the port was parted */
+    ss_sent sent;
     ss_port_stats stats;
     ss_pcap *pcap_in, *pcap_out;
 } ss_port;

@@ -4,39 +4,59 @@
  *
  *   slots   first ... settled ... n
  *           \_________/\________/
- *            whole      as the pipeline left them: head and tail in the port's memory, the rest where it lies
+ *            whole      as the pipeline left them: head and tail in the queue's memory, the rest where it lies
  *
  * Most frames leave before anything that they refer to is given up.  What still waits then is put together in the
- * port's memory, in which room for that is kept free.
+ * queue's memory, in which room for that is kept free.
  */
 #include <string.h>
 #include "queue.h"
 
 static size_t rounded(size_t n) { return (n + 63) & ~(size_t)63; }
 
-void ss_port_empty(ss_port *p) { p->first = p->settled = p->n = 0, p->used = p->owed = 0, p->singles = 0; }
+static void empty(ss_queue *q) { q->first = q->settled = q->n = 0, q->used = q->owed = 0, q->singles = 0; }
 
 /* Moves what waits to the front; each byte moves seldom, because the memory is at least twice what may wait. */
-static void compact(ss_port *p) {
-    if (p->first == 0) return;
-    if (p->first == p->n) {
-        ss_port_empty(p);
+static void compact(ss_queue *q) {
+    if (q->first == 0) return;
+    if (q->first == q->n) {
+        empty(q);
         return;
     }
-    size_t from = p->slots[p->first].at;
-    memmove(p->arena, p->arena + from, p->used - from);
-    p->used -= from;
-    p->n -= p->first;
-    p->settled -= p->settled < p->first ? p->settled : p->first;
-    for (uint32_t i = 0; i < p->n; i++) {
-        p->slots[i] = p->slots[p->first + i];
-        p->slots[i].at -= from;
+    size_t from = q->slots[q->first].at;
+    memmove(q->arena, q->arena + from, q->used - from);
+    q->used -= from;
+    q->n -= q->first;
+    q->settled -= q->settled < q->first ? q->settled : q->first;
+    for (uint32_t i = 0; i < q->n; i++) {
+        q->slots[i] = q->slots[q->first + i];
+        q->slots[i].at -= from;
     }
-    p->first = 0;
+    q->first = 0;
 }
 
-static bool has_room(const ss_port *p, uint32_t cap) {
-    return p->n < p->n_slots && p->arena_size - p->used - p->owed >= rounded(cap) + 64;
+static bool has_room(const ss_port *p, const ss_queue *q, uint32_t cap) {
+    return q->n < p->n_slots && p->arena_size - q->used - q->owed >= rounded(cap) + 64;
+}
+
+/* NULL where there is no room, which is counted. */
+static uint8_t *room(ss_port *p, ss_queue *q, uint32_t cap) {
+    if (!has_room(p, q, cap)) {
+        compact(q);
+        if (!has_room(p, q, cap)) {
+            p->stats.dropped_full++;
+            return NULL;
+        }
+    }
+    return q->arena + q->used;
+}
+
+static void put(ss_queue *q, struct ss_slot slot) {
+    if (!slot.ref_len) slot.ref = NULL;
+    slot.at = q->used;
+    q->slots[q->n++] = slot;
+    q->used += rounded(slot.ref ? slot.head + slot.tail : ss_slot_length(&slot));
+    if (slot.ref) q->owed += rounded(slot.ref_len);
 }
 
 uint8_t *ss_port_reserve(ss_port *p, uint32_t cap) {
@@ -44,51 +64,76 @@ uint8_t *ss_port_reserve(ss_port *p, uint32_t cap) {
         p->stats.dropped_down++;
         return NULL;
     }
-    if (ss_port_waiting(p) >= p->limit && p->tx != SS_TX_IDLE) {
+    if (p->tx != SS_TX_IDLE && ss_port_waiting(p) >= p->limit) {
         p->stats.dropped_full++;
         return NULL;
     }
-    if (!has_room(p, cap)) {
-        compact(p);
-        if (!has_room(p, cap)) {
-            p->stats.dropped_full++;
-            return NULL;
-        }
-    }
-    return p->arena + p->used;
+    return room(p, p->queue, cap);
 }
 
 void ss_port_commit(ss_port *p, const ss_outgoing *made) {
     const ss_parts *parts = &made->parts;
+    ss_queue *q = p->queue;
     if (!ss_outgoing_length(made)) return;
-    if (p->gap_ns && p->first == p->n && p->next_ns < *p->now_us * 1000) p->next_ns = *p->now_us * 1000;
-    struct ss_slot *slot = &p->slots[p->n++];
-    *slot = (struct ss_slot){p->used, parts->ref, parts->head, parts->ref_len, parts->tail, made->sum};
+    if (p->gap_ns && q->first == q->n && p->next_ns < *p->now_us * 1000) p->next_ns = *p->now_us * 1000;
+    struct ss_slot slot = {.ref = parts->ref, .head = parts->head, .ref_len = parts->ref_len, .tail = parts->tail,
+                           .sum = made->sum};
     if (p->pcap_out) {
-        ss_pcap_write(p->pcap_out, p->arena + p->used, ss_flatten(p->arena + p->used, parts));
-        slot->ref = NULL;
+        ss_pcap_write(p->pcap_out, q->arena + q->used, ss_flatten(q->arena + q->used, parts));
+        slot.ref = NULL;
     }
-    if (!slot->ref_len) slot->ref = NULL;
-    p->used += rounded(slot->ref ? slot->head + slot->tail : ss_slot_length(slot));
-    if (slot->ref) p->owed += rounded(slot->ref_len);
+    put(q, slot);
 }
 
 /* The last one first: each comes to lie behind where it was, over frames that have moved already. */
-void ss_port_settle(ss_port *p) {
-    uint32_t from = p->settled > p->first ? p->settled : p->first;
-    if (from >= p->n) return;
-    size_t at = p->slots[from].at;
-    for (uint32_t i = from; i < p->n; i++) at += rounded(ss_slot_length(&p->slots[i]));
-    p->used = at;
-    for (uint32_t i = p->n; i-- > from;) {
-        struct ss_slot *slot = &p->slots[i];
+static void settle(ss_queue *q) {
+    uint32_t from = q->settled > q->first ? q->settled : q->first;
+    if (from >= q->n) return;
+    size_t at = q->slots[from].at;
+    for (uint32_t i = from; i < q->n; i++) at += rounded(ss_slot_length(&q->slots[i]));
+    q->used = at;
+    for (uint32_t i = q->n; i-- > from;) {
+        struct ss_slot *slot = &q->slots[i];
         uint32_t whole = ss_slot_length(slot), here = slot->ref ? slot->head + slot->tail : whole;
         at -= rounded(whole);
-        memmove(p->arena + at, p->arena + slot->at, here);
-        if (slot->ref) ss_flatten(p->arena + at, &(ss_parts){slot->head, slot->tail, slot->ref_len, slot->ref});
+        memmove(q->arena + at, q->arena + slot->at, here);
+        if (slot->ref) ss_flatten(q->arena + at, &(ss_parts){slot->head, slot->tail, slot->ref_len, slot->ref});
         slot->at = at;
         slot->ref = NULL;
     }
-    p->settled = p->n;
-    p->owed = 0;
+    q->settled = q->n;
+    q->owed = 0;
 }
+
+void ss_port_settle(ss_port *p) { settle(p->queue); }
+
+void ss_port_part(ss_port *p) {
+    p->flying = ss_port_waiting(p);
+    p->queue = &p->queues[p->leaving == p->queues];
+}
+
+/* What was not sent stays in front; the frames that came meanwhile are copied behind it, but for those without room. */
+void ss_port_unite(ss_port *p) {
+    ss_queue *rest = p->leaving, *later = p->queue;
+    if (rest == later) return;
+    p->flying = 0;
+    if (rest->first == rest->n) {
+        empty(rest);
+        p->leaving = later;
+        return;
+    }
+    settle(rest);
+    settle(later);
+    for (; later->first < later->n; later->first++) {
+        struct ss_slot slot = later->slots[later->first];
+        uint8_t *at = room(p, rest, ss_slot_length(&slot));
+        if (!at) continue;
+        memcpy(at, later->arena + slot.at, ss_slot_length(&slot));
+        put(rest, slot);
+    }
+    rest->settled = rest->n;
+    empty(later);
+    p->queue = rest;
+}
+
+void ss_port_empty(ss_port *p) { empty(p->queue); }

@@ -55,7 +55,9 @@ static const struct tpacket_auxdata *auxdata(struct msghdr *m) {
 
 struct ss_batch {
     ss_port *port;
+    struct set *set;
     uint32_t first, most, n; /* buffers of the batch; packets received */
+    uint32_t malformed;      /* that the kernel could not describe */
     bool vnet;               /* packets begin with a virtio_net_hdr */
     struct mmsghdr messages[RX_BATCH];
     struct iovec pieces[RX_BATCH][2];
@@ -66,21 +68,33 @@ struct ss_batch {
     } controls[RX_BATCH];
 };
 
-static uint8_t buffers[RX_BUFFERS][RX_HEADROOM + RX_FRAME] __attribute__((aligned(64)));
-static uint32_t used, used_bytes; /* since ss_port_forget() */
-static ss_batch batches[SS_BATCHES];
-static uint32_t begun; /* and not handed on */
+/* Three: while one is received, frames of the one before are handed on, and those of the one before that sent. */
+static struct set {
+    uint32_t used, used_bytes;
+    uint32_t begun; /* and not handed on */
+    ss_batch batches[SS_BATCHES];
+    uint8_t buffers[RX_BUFFERS][RX_HEADROOM + RX_FRAME] __attribute__((aligned(64)));
+} sets[3];
+static uint32_t present; /* the set in which batches begin */
 
-void ss_port_forget(void) { used = used_bytes = 0; }
+void ss_port_forget(void) { sets[present].used = sets[present].used_bytes = 0; }
+
+void ss_port_forget_oldest(void) {
+    present = (present + 1) % 3;
+    ss_port_forget();
+}
 
 ss_batch *ss_batch_begin(ss_port *p) {
+    struct set *set = &sets[present];
     uint32_t most = p->bulky ? RX_BULKY : RX_BATCH;
-    if (begun == SS_BATCHES || most > RX_BUFFERS - used || used_bytes >= RX_BYTES) return NULL;
-    ss_batch *b = &batches[begun++];
-    b->port = p, b->first = used, b->most = most, b->n = 0, b->vnet = p->vnet;
-    used += most;
+    if (set->begun == SS_BATCHES || most > RX_BUFFERS - set->used || set->used_bytes >= RX_BYTES) return NULL;
+    ss_batch *b = &set->batches[set->begun++];
+    b->port = p, b->set = set, b->first = set->used, b->most = most, b->n = b->malformed = 0, b->vnet = p->vnet;
+    set->used += most;
     return b;
 }
+
+uint32_t ss_batch_port(const ss_batch *b) { return b->port->number; }
 
 static void hand_on(ss_port *p, ss_cut *cut, const ss_port_user *user) {
     ss_segment segment;
@@ -100,7 +114,7 @@ void ss_batch_receive(ss_batch *b) {
     for (uint32_t i = 0; i < b->most; i++) {
         b->pieces[i][0] = (struct iovec){&b->vnets[i], sizeof b->vnets[i]};
         /* 2: IP headers aligned to 4 bytes, as the kernel has them */
-        b->pieces[i][1] = (struct iovec){buffers[b->first + i] + RX_HEADROOM + 2, RX_FRAME - 2};
+        b->pieces[i][1] = (struct iovec){b->set->buffers[b->first + i] + RX_HEADROOM + 2, RX_FRAME - 2};
         b->messages[i].msg_hdr = (struct msghdr){.msg_iov = b->pieces[i] + !b->vnet,
                                                  .msg_iovlen = 1 + b->vnet,
                                                  .msg_control = &b->controls[i],
@@ -109,14 +123,15 @@ void ss_batch_receive(ss_batch *b) {
     }
     int n = recvmmsg(p->fd, b->messages, b->most, MSG_DONTWAIT, NULL);
     if (n > 0) b->n = (uint32_t)n;
-    if (n < 0 && errno == EINVAL && b->vnet)
-        p->stats.malformed++; /* a super-packet that the kernel could not describe */
+    if (n < 0 && errno == EINVAL && b->vnet) b->malformed = 1;
 }
 
 void ss_batch_hand_on(ss_batch *b, const ss_port_user *user) {
     ss_port *p = b->port;
-    begun--;
-    if (used == b->first + b->most) used = b->first + b->n;
+    struct set *set = b->set;
+    set->begun--;
+    if (set->used == b->first + b->most) set->used = b->first + b->n;
+    p->stats.malformed += b->malformed;
     for (uint32_t i = 0; i < b->n; i++) {
         struct msghdr *m = &b->messages[i].msg_hdr;
         uint8_t *frame = b->pieces[i][1].iov_base;
@@ -124,7 +139,7 @@ void ss_batch_hand_on(ss_batch *b, const ss_port_user *user) {
         uint32_t len = b->messages[i].msg_len, head = b->vnet ? sizeof *v : 0;
         const struct tpacket_auxdata *aux = auxdata(m);
         const char *why;
-        used_bytes += len;
+        set->used_bytes += len;
         if (len < head + 14 || (m->msg_flags & MSG_TRUNC)) {
             p->stats.malformed++;
             continue;

@@ -10,6 +10,7 @@
 #include "io.h"
 #include "protocol.h"
 #include "queue.h"
+#include "stages.h"
 #include "transmit.h"
 
 static size_t reply_with(uint8_t *reply, uint16_t status, size_t body) {
@@ -132,6 +133,6 @@ size_t ss_io_execute(void *arg, const uint8_t *batch, size_t n, uint8_t *reply, 
     if (op == OP_PACKET_OUT) io->last_port = io->cpu_port, io->last_len = (uint32_t)n - 6, io->last_frame = batch + 6;
     size_t length = ss_control(io->sw, io->now_us, batch, n, reply, cap);
     io->last_frame = NULL;
-    ss_io_settle(io);
+    ss_stages_settle(io);
     return length;
 }

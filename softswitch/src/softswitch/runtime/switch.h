@@ -53,7 +53,7 @@ typedef struct ss_options {
     void *io; /* first argument of every callback */
     /* Where to build a frame of at most `cap` bytes for `port`; NULL: queue full or no such port (counted, frame lost).
      * Every non-NULL reserve is followed by exactly one commit with what the frame consists of, before any other
-     * callback; no bytes at all mean: nothing to send after all.  What `ref` refers to stays until ss_turn_end. */
+     * callback; no bytes at all mean: nothing to send after all.  What `ref` refers to stays until the turn ends. */
     uint8_t *(*reserve)(void *io, uint32_t port, uint32_t cap);
     void (*commit)(void *io, uint32_t port, const ss_outgoing *);
     uint32_t (*depth)(void *io, uint32_t port); /* frames queued; NULL: always 0 */
@@ -72,7 +72,7 @@ void ss_close(ss_switch *);
 typedef struct { /* a frame that comes in */
     const uint8_t *bytes;
     uint32_t len;
-    uint32_t stable; /* bytes from here on may be referred to until ss_turn_end, those before it are copied */
+    uint32_t stable; /* bytes from here on may be referred to until the turn ends, those before it are copied */
     uint32_t sum;    /* of the bytes from there on, as ss_sum16_of has it, or SS_NO_SUM */
 } ss_arrival;
 
@@ -85,6 +85,9 @@ void ss_receive(ss_switch *, uint32_t port, const ss_arrival *, uint64_t now_us)
 /* To be called where frames were received or ss_control was called, and all that was committed has been sent or copied:
  * what it refers to is given up. */
 void ss_turn_end(ss_switch *);
+/* The same, where what was committed since the last such call is still being sent: what that refers to stays until the
+ * next call. */
+void ss_turn_next(ss_switch *);
 
 /* Reports entries idle for too long; returns when to call again (UINT64_MAX: nothing to wait for; ask again after any
  * ss_control). */

@@ -31,8 +31,8 @@ static void add(struct msghdr *m, const void *bytes, size_t n) {
         m->msg_iov[m->msg_iovlen++] = (struct iovec){(void *)bytes, n};
 }
 
-static ss_frame frame_of(const ss_port *p, const struct ss_slot *slot) {
-    const uint8_t *head = p->arena + slot->at, *behind = head + slot->head;
+static ss_frame frame_of(const ss_queue *q, const struct ss_slot *slot) {
+    const uint8_t *head = q->arena + slot->at, *behind = head + slot->head;
     return (ss_frame){.head = head,
                       .ref = slot->ref ? slot->ref : behind,
                       .tail = slot->ref ? behind : behind + slot->ref_len,
@@ -42,16 +42,17 @@ static ss_frame frame_of(const ss_port *p, const struct ss_slot *slot) {
                       .sum = slot->sum};
 }
 
-static uint32_t prepare(ss_port *p, batch *b, uint32_t end) { /* of the frames slots[first..end) */
+static uint32_t prepare(const ss_port *p, batch *b, uint32_t end) { /* of the frames slots[first..end) */
     static const ss_vnet plain;
     static _Thread_local ss_frame frames[TX_FRAMES];
-    uint32_t n = end - p->first < TX_FRAMES ? end - p->first : TX_FRAMES, at = 0, count = 0;
-    for (uint32_t i = 0; i < n; i++) frames[i] = frame_of(p, &p->slots[p->first + i]);
+    const ss_queue *q = p->leaving;
+    uint32_t n = end - q->first < TX_FRAMES ? end - q->first : TX_FRAMES, at = 0, count = 0;
+    for (uint32_t i = 0; i < n; i++) frames[i] = frame_of(q, &q->slots[q->first + i]);
     struct iovec *piece = b->pieces, *last = b->pieces + sizeof b->pieces / sizeof *b->pieces - TX_PIECES;
     while (count < TX_BATCH && at < n && piece <= last) {
         ss_super *super = &b->supers[count];
         struct msghdr *m = &b->messages[count].msg_hdr;
-        bool join = p->join && at >= p->singles;
+        bool join = p->join && at >= q->singles;
         uint32_t taken = join ? ss_join(frames + at, n - at, p->mtu, super) : 1, header = 0;
         *m = (struct msghdr){.msg_iov = piece};
         if (p->vnet) add(m, taken > 1 ? &super->vnet : &plain, sizeof plain);
@@ -70,20 +71,22 @@ static uint32_t prepare(ss_port *p, batch *b, uint32_t end) { /* of the frames s
 }
 
 static void account(ss_port *p, uint32_t frames) {
+    ss_queue *q = p->leaving;
     p->next_ns += frames * p->gap_ns;
-    for (uint32_t i = 0; i < frames; i++) p->stats.sent_bytes += ss_slot_length(&p->slots[p->first + i]);
-    p->stats.sent += frames;
-    p->stats.super_packets_out += frames > 1;
-    p->first += frames;
-    p->singles -= p->singles < frames ? p->singles : frames;
+    for (uint32_t i = 0; i < frames; i++) p->sent.bytes += ss_slot_length(&q->slots[q->first + i]);
+    p->sent.frames += frames;
+    p->sent.super_packets += frames > 1;
+    q->first += frames;
+    q->singles -= q->singles < frames ? q->singles : frames;
 }
 
 /* One past the last frame whose time has come. */
 static uint32_t due_end(const ss_port *p) {
-    if (!p->gap_ns) return p->n;
+    const ss_queue *q = p->leaving;
+    if (!p->gap_ns) return q->n;
     uint64_t now = *p->now_us * 1000;
     uint64_t due = now < p->next_ns ? 0 : 1 + (now - p->next_ns) / p->gap_ns;
-    return due < ss_port_waiting(p) ? p->first + (uint32_t)due : p->n;
+    return due < q->n - q->first ? q->first + (uint32_t)due : q->n;
 }
 
 void ss_port_set_rate(ss_port *p, uint64_t pps) {
@@ -92,17 +95,19 @@ void ss_port_set_rate(ss_port *p, uint64_t pps) {
     if (p->tx == SS_TX_WAIT_RATE) p->tx = SS_TX_IDLE;
 }
 
-void ss_port_flush(ss_port *p) {
+void ss_port_send(ss_port *p) {
     static _Thread_local batch b;
-    p->tx = SS_TX_IDLE;
-    while (p->first < p->n) {
+    ss_queue *q = p->leaving;
+    p->sent = (ss_sent){.tx = SS_TX_IDLE};
+    while (q->first < q->n) {
         if (p->fd < 0) {
-            p->stats.dropped_down += ss_port_waiting(p);
+            p->sent.lost += q->n - q->first;
+            q->first = q->n;
             break;
         }
         uint32_t end = due_end(p);
-        if (end == p->first) {
-            p->tx = SS_TX_WAIT_RATE;
+        if (end == q->first) {
+            p->sent.tx = SS_TX_WAIT_RATE;
             return;
         }
         uint32_t count = prepare(p, &b, end);
@@ -111,26 +116,31 @@ void ss_port_flush(ss_port *p) {
         if (sent > 0) continue;
         switch (errno) {
         case EINTR: continue;
-        case EAGAIN: p->tx = SS_TX_WAIT_WRITABLE; return; /* our share of the kernel's queue is full */
+        case EAGAIN: p->sent.tx = SS_TX_WAIT_WRITABLE; return; /* our share of the kernel's queue is full */
         case ENOBUFS:
-        case ENOMEM: /* the interface's queue is; nobody will tell us */
-            p->tx = SS_TX_WAIT_TIMER;
-            p->retry_us = *p->now_us + RETRY_US;
-            return;
+        case ENOMEM: p->sent.tx = SS_TX_WAIT_TIMER; return; /* the interface's queue is; nobody will tell us */
         case ENETDOWN:
         case ENXIO:
-        case ENODEV:
-            ss_port_refresh(p);
-            p->stats.dropped_down++, p->first++;
-            continue;
+        case ENODEV: p->sent.lost++, q->first++; continue; /* netlink tells of it */
         default:
             /* A super-packet that this interface refuses goes out frame by frame; a frame that it refuses is lost. */
             if (b.frames[0] > 1)
-                p->singles = b.frames[0];
+                q->singles = b.frames[0];
             else
-                p->stats.dropped_down++, p->first++;
+                p->sent.lost++, q->first++;
         }
     }
-    ss_port_empty(p);
+}
+
+void ss_port_sent(ss_port *p) {
+    p->tx = p->sent.tx;
+    p->writable = false;
+    if (p->tx == SS_TX_WAIT_TIMER) p->retry_us = *p->now_us + RETRY_US;
+    p->stats.sent += p->sent.frames;
+    p->stats.sent_bytes += p->sent.bytes;
+    p->stats.super_packets_out += p->sent.super_packets;
+    p->stats.dropped_down += p->sent.lost;
+    p->sent = (ss_sent){.tx = p->tx};
+    if (!ss_port_waiting(p)) ss_port_empty(p);
     if (p->pcap_out) ss_pcap_flush(p->pcap_out);
 }

@@ -88,8 +88,7 @@ static void free_chunks(ss_chunk *chunk) {
     }
 }
 
-void ss_turn_end(ss_switch *sw) {
-    ss_turn *t = &sw->turn;
+static void end(ss_turn *t) {
     ss_chunk *last = t->first;
     for (uint32_t n = 1; last && n < KEPT_CHUNKS; n++) last = last->next;
     if (last) {
@@ -99,7 +98,17 @@ void ss_turn_end(ss_switch *sw) {
     *t = (ss_turn){.first = t->first, .now = t->first};
 }
 
+void ss_turn_end(ss_switch *sw) { end(&sw->turn); }
+
+void ss_turn_next(ss_switch *sw) {
+    ss_turn before = sw->turn_before;
+    sw->turn_before = sw->turn;
+    sw->turn = before;
+    end(&sw->turn);
+}
+
 void ss_turn_close(ss_switch *sw) {
     free_chunks(sw->turn.first);
-    sw->turn = (ss_turn){0};
+    free_chunks(sw->turn_before.first);
+    sw->turn = sw->turn_before = (ss_turn){0};
 }

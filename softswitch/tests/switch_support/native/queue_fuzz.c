@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Frames in parts that wait at a port, against copies of them: reserved, committed, sent, put aside, in random order.
+// Frames in parts that wait at a port, against copies of them: reserved, committed, sent, put aside, in random order,
+// also while another thread would send.
 //     queue_fuzz SEED
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,36 +20,66 @@ enum { SLOTS = 40, CAP = 3000, ARENA = 24000 };
 static struct {
     uint8_t *bytes;
     uint32_t len;
-} expected[SLOTS];
+} expected[2 * SLOTS];
 static uint32_t n_expected;
 
+static bool is(const ss_queue *q, const struct ss_slot *slot, uint32_t i) {
+    uint8_t whole[2 * CAP];
+    if (ss_slot_length(slot) != expected[i].len) return false;
+    memcpy(whole, q->arena + slot->at, slot->ref ? slot->head + slot->tail : expected[i].len);
+    if (slot->ref) ss_flatten(whole, &(ss_parts){slot->head, slot->tail, slot->ref_len, slot->ref});
+    return !memcmp(whole, expected[i].bytes, expected[i].len);
+}
+
 static void compare(const ss_port *p) {
+    const ss_queue *q = p->queue;
     if (ss_port_waiting(p) != n_expected) abort();
     for (uint32_t i = 0; i < n_expected; i++) {
-        const struct ss_slot *slot = &p->slots[p->first + i];
-        if (ss_slot_length(slot) != expected[i].len || slot->at + slot->head + slot->tail > p->used) abort();
-        if (i + p->first < p->settled && slot->ref) abort();
-        uint8_t whole[2 * CAP];
-        memcpy(whole, p->arena + slot->at, slot->ref ? slot->head + slot->tail : expected[i].len);
-        if (slot->ref) ss_flatten(whole, &(ss_parts){slot->head, slot->tail, slot->ref_len, slot->ref});
-        if (memcmp(whole, expected[i].bytes, expected[i].len)) abort();
+        const struct ss_slot *slot = &q->slots[q->first + i];
+        if (slot->at + slot->head + slot->tail > q->used || !is(q, slot, i)) abort();
+        if (i + q->first < q->settled && slot->ref) abort();
     }
 }
 
+static void forget(uint32_t from, uint32_t n) {
+    for (uint32_t i = from; i < from + n; i++) free(expected[i].bytes);
+    n_expected -= n;
+    memmove(expected + from, expected + from + n, (n_expected - from) * sizeof *expected);
+}
+
 static void leave(ss_port *p, uint32_t n) {
-    for (uint32_t i = 0; i < n; i++) free(expected[i].bytes);
-    memmove(expected, expected + n, (n_expected -= n) * sizeof *expected);
-    p->first += n;
-    if (p->first == p->n) ss_port_empty(p);
+    forget(0, n);
+    p->leaving->first += n;
+    if (p->leaving == p->queue && !ss_port_waiting(p)) ss_port_empty(p);
+}
+
+static uint32_t unite(ss_port *p) { // returns how many frames found no room
+    uint32_t rest = p->leaving->n - p->leaving->first, full = (uint32_t)p->stats.dropped_full;
+    if (p->leaving == p->queue) return 0;
+    ss_port_unite(p);
+    full = (uint32_t)p->stats.dropped_full - full;
+    const ss_queue *q = p->queue;
+    if (p->flying || p->leaving != q || ss_port_waiting(p) + full != n_expected) abort();
+    for (uint32_t i = 0, dropped = 0; i < n_expected;)
+        if (i < q->n - q->first && is(q, &q->slots[q->first + i], i))
+            i++;
+        else if (i < rest || dropped++ == full) // what was there before stays
+            abort();
+        else
+            forget(i, 1);
+    return full;
 }
 
 int main(int argc, char **argv) {
     seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
     ss_port port = {.up = true, .limit = SLOTS, .n_slots = SLOTS, .arena_size = ARENA};
-    port.arena = malloc(ARENA);
-    port.slots = malloc(SLOTS * sizeof *port.slots);
+    port.queue = port.leaving = port.queues;
+    for (uint32_t i = 0; i < 2; i++) {
+        port.queues[i].arena = malloc(ARENA);
+        port.queues[i].slots = malloc(SLOTS * sizeof *port.queues[i].slots);
+    }
     uint8_t *runs[SLOTS];
-    uint32_t n_runs = 0, frames = 0;
+    uint32_t n_runs = 0, frames = 0, parted = 0, full = 0;
     for (uint32_t round = 0; round < 60000; round++) {
         uint8_t *out = draw(8) && n_runs < SLOTS ? ss_port_reserve(&port, CAP) : NULL;
         if (out) {
@@ -67,16 +98,20 @@ int main(int argc, char **argv) {
             else
                 free(whole);
         } else if (draw(8) == 0)
-            leave(&port, draw(ss_port_waiting(&port) + 1));
+            leave(&port, draw(port.leaving->n - port.leaving->first + 1));
+        else if (port.leaving == port.queue && draw(2))
+            ss_port_part(&port), parted++;
         if (draw(30) && n_runs < SLOTS) continue;
+        full += unite(&port);
         compare(&port);
         ss_port_settle(&port);
         while (n_runs) free(runs[--n_runs]); // what was referred to is gone
         compare(&port);
     }
-    printf("%u frames\n", frames);
+    printf("%u frames, parted %u times, %u without room\n", frames, parted, full);
+    if (frames < 10000 || parted < 500 || !full) abort(); // it would show little
     leave(&port, n_expected);
     while (n_runs) free(runs[--n_runs]);
-    free(port.arena), free(port.slots);
+    for (uint32_t i = 0; i < 2; i++) free(port.queues[i].arena), free(port.queues[i].slots);
     return 0;
 }
