@@ -31,10 +31,10 @@ int main(void) {
     port.queue = port.leaving = port.queues;
     io.timer = timerfd_create(CLOCK_MONOTONIC, 0);
     assert(ss_io_add_port(&io, &port));
-    for (; io.now_us < 2000; io.now_us += 100) { /* turns that other ports cause */
-        ss_stages_settle(&io);
+    for (; io.stages.now_us < 2000; io.stages.now_us += 100) { /* turns that other ports cause */
+        ss_stages_settle(&io.stages);
         set_timer(&io);
-        assert(tries == 1 + io.now_us / 500 && io.timer_due == 500 * tries);
+        assert(tries == 1 + io.stages.now_us / 500 && io.timer_due == 500 * tries);
     }
 }
 """

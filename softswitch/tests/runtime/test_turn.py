@@ -87,8 +87,8 @@ V1Switch(Parse(), Check(), Spread(), Each(), Check(), Write()) main;
 
 
 def test_what_packets_of_a_turn_computed_goes_back_and_what_frames_refer_to_stays(tmp_path: Path) -> None:
-    """Packets that each take more than a piece of memory use the same pieces, but for what frames refer to, in this turn
-    or the one before."""
+    """Packets that each take more than a piece of memory use the same pieces, but for what frames refer to: those of
+    this turn, and of the one before."""
     source, program = tmp_path / "turn.c", tmp_path / "turn"
     source.write_text(MANY_PACKETS.replace('"turn.c"', f'"{Path(softswitch.__file__).parent / "runtime" / "turn.c"}"'))
     subprocess.run(["cc", "-O1", "-std=gnu11", "-o", program, source], check=True)

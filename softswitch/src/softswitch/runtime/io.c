@@ -27,7 +27,6 @@
 #include "parallel.h"
 #include "protocol.h"
 #include "queue.h"
-#include "stages.h"
 #include "trace.h"
 
 #define PLAIN_TURNS 64u /* without a super-packet, after which there are short messages alone */
@@ -45,7 +44,7 @@ void ss_io_tell(ss_io *io, const char *format, ...) {
     va_start(args, format);
     int n = vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    ss_channel_event(&io->channel, SS_EVENT_LOG, 0, io->now_us, (const uint8_t *)text, (uint32_t)n);
+    ss_channel_event(&io->channel, SS_EVENT_LOG, 0, io->stages.now_us, (const uint8_t *)text, (uint32_t)n);
 }
 
 /* ---- the pipeline's side ----------------------------------------------------------------------------------------- */
@@ -59,7 +58,7 @@ void ss_io_commit(void *arg, uint32_t number, const ss_outgoing *made) {
     ss_io *io = arg;
     ss_port *p = ss_io_port(io, number);
     ss_port_commit(p, made);
-    if (ss_port_crowded(p)) io->crowded = true;
+    if (ss_port_crowded(p)) io->stages.crowded = true;
 }
 
 /* Frames of the batch at hand are not a queue: they leave at the end of the turn unless the link is behind. */
@@ -91,10 +90,10 @@ void ss_io_tell_port(ss_io *io, ss_port *p) {
     uint8_t up = p->up;
     if (p->reported && p->reported_up == p->up) return;
     p->reported = true, p->reported_up = p->up;
-    ss_channel_event(&io->channel, SS_EVENT_PORT, p->number, io->now_us, &up, 1);
+    ss_channel_event(&io->channel, SS_EVENT_PORT, p->number, io->stages.now_us, &up, 1);
 }
 
-void ss_io_watch_port(ss_io *io, ss_port *p) {
+static void watch_port(ss_io *io, ss_port *p) {
     p->watched = p->tx == SS_TX_WAIT_WRITABLE;
     ss_io_watch(io, p->fd, p->number, p->watched ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }
@@ -102,9 +101,17 @@ void ss_io_watch_port(ss_io *io, ss_port *p) {
 static void refresh(ss_io *io, ss_port *p) {
     bool changed = ss_port_refresh(p);
     ss_io_tell_port(io, p);
-    if (p->fd >= 0 && p->started) ss_io_watch_port(io, p); /* maybe a new socket with the number of the old one */
+    if (p->fd >= 0 && p->started) watch_port(io, p); /* maybe a new socket with the number of the old one */
     if (!changed) return;
     ss_io_tell(io, "port %u (%s) is %s", p->number, p->name, p->fd < 0 ? "gone" : p->up ? "up" : "down");
+}
+
+/* Has epoll tell of ports that are behind when the kernel has room. */
+static void watch_ports(ss_io *io) {
+    for (uint32_t i = 0; i < io->stages.n_ports; i++) {
+        ss_port *p = io->stages.ports[io->stages.numbers[i]];
+        if (p->fd >= 0 && p->watched != (p->tx == SS_TX_WAIT_WRITABLE)) watch_port(io, p);
+    }
 }
 
 /* While super-packets come this is a batch process, which does not interrupt who sends to it: it works on what has
@@ -112,9 +119,9 @@ static void refresh(ss_io *io, ss_port *p) {
  */
 static void choose_policy(ss_io *io) {
     bool bulky = false, limited = false;
-    for (uint32_t i = 0; i < io->n_ports; i++) {
-        bulky |= io->ports[io->numbers[i]]->bulky;
-        limited |= io->ports[io->numbers[i]]->gap_ns > 0;
+    for (uint32_t i = 0; i < io->stages.n_ports; i++) {
+        bulky |= io->stages.ports[io->stages.numbers[i]]->bulky;
+        limited |= io->stages.ports[io->stages.numbers[i]]->gap_ns > 0;
     }
     if (bulky)
         io->plain_turns = 0;
@@ -130,9 +137,9 @@ static void choose_policy(ss_io *io) {
 /* ---- timers, links ----------------------------------------------------------------------------------------------- */
 
 static void set_timer(ss_io *io) {
-    uint64_t due = ss_tick(io->sw, io->now_us);
-    for (uint32_t i = 0; i < io->n_ports; i++) {
-        const ss_port *p = io->ports[io->numbers[i]];
+    uint64_t due = ss_tick(io->stages.sw, io->stages.now_us);
+    for (uint32_t i = 0; i < io->stages.n_ports; i++) {
+        const ss_port *p = io->stages.ports[io->stages.numbers[i]];
         if (p->tx == SS_TX_WAIT_TIMER && due > p->retry_us) due = p->retry_us;
         if (p->tx == SS_TX_WAIT_RATE && ss_port_waiting(p) && due > (p->next_ns + 999) / 1000)
             due = (p->next_ns + 999) / 1000;
@@ -148,8 +155,8 @@ static void links_changed(ss_io *io) {
     uint8_t news[8192];
     while (recv(io->netlink, news, sizeof news, MSG_DONTWAIT) > 0) {
     } /* what changed does not matter: all are asked */
-    ss_stages_drain(io); /* no other thread uses a socket */
-    for (uint32_t i = 0; i < io->n_ports; i++) refresh(io, io->ports[io->numbers[i]]);
+    ss_stages_drain(&io->stages); /* no other thread uses a socket */
+    for (uint32_t i = 0; i < io->stages.n_ports; i++) refresh(io, io->stages.ports[io->stages.numbers[i]]);
 }
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
@@ -175,17 +182,17 @@ bool ss_io_open(ss_io *io, int control_fd, const char **why) {
 }
 
 bool ss_io_add_port(ss_io *io, ss_port *p) {
-    if (p->number >= SS_MAX_PORTS || io->ports[p->number]) return false;
-    io->ports[p->number] = p;
-    p->now_us = &io->now_us;
-    io->numbers[io->n_ports++] = p->number;
+    if (p->number >= SS_MAX_PORTS || io->stages.ports[p->number]) return false;
+    io->stages.ports[p->number] = p;
+    p->now_us = &io->stages.now_us;
+    io->stages.numbers[io->stages.n_ports++] = p->number;
     return true;
 }
 
 #ifdef SS_TRACE
 bool ss_io_trace(ss_io *io, int fd, uint16_t program, uint64_t limit, uint32_t keep) {
     return ss_trace_file_open(&io->trace, fd, program, limit) &&
-           ss_trace_open(io->sw, ss_trace_file_put, &io->trace, keep);
+           ss_trace_open(io->stages.sw, ss_trace_file_put, &io->trace, keep);
 }
 
 /* What waits for a slow reader is given a second. */
@@ -217,7 +224,7 @@ static void flush_trace(ss_io *io) {
 #endif
 
 void ss_io_close(ss_io *io) {
-    for (uint32_t i = 0; i < io->n_ports; i++) ss_port_close(io->ports[io->numbers[i]]);
+    for (uint32_t i = 0; i < io->stages.n_ports; i++) ss_port_close(io->stages.ports[io->stages.numbers[i]]);
     ss_channel_close(&io->channel);
     TRACE(close_trace(io);)
     close(io->epoll), close(io->netlink), close(io->timer);
@@ -235,8 +242,8 @@ void ss_io_run(ss_io *io, ss_request_fn *execute) {
         uint32_t n_ready = 0;
         bool asked = false;
         set_timer(io);
-        int n = epoll_wait(io->epoll, events, 64, ss_stages_busy(io) ? 0 : -1);
-        io->now_us = monotonic_us() - io->start_us;
+        int n = epoll_wait(io->epoll, events, 64, ss_stages_busy(&io->stages) ? 0 : -1);
+        io->stages.now_us = monotonic_us() - io->start_us;
         for (int i = 0; i < n; i++) {
             uint32_t key = events[i].data.u32;
             if (key == KEY_CHANNEL) {
@@ -257,14 +264,15 @@ void ss_io_run(ss_io *io, ss_request_fn *execute) {
             }
         }
         if (io->overlap && !asked)
-            ss_stages_overlap(io, ready, n_ready);
+            ss_stages_overlap(&io->stages, ready, n_ready);
         else
-            ss_stages_turn(io, ready, n_ready);
+            ss_stages_turn(&io->stages, ready, n_ready);
         if (asked) ss_channel_read(&io->channel, execute, io);
         ss_channel_write(&io->channel);
-        ss_channel_report_lost(&io->channel, io->now_us);
+        ss_channel_report_lost(&io->channel, io->stages.now_us);
         ss_channel_write(&io->channel);
         TRACE(flush_trace(io);)
+        watch_ports(io);
         choose_policy(io);
         uint32_t now = channel_interest(io);
         if (now != interest) ss_io_watch(io, io->channel.fd, KEY_CHANNEL, interest = now);

@@ -6,13 +6,9 @@
 #ifndef SS_IO_H
 #define SS_IO_H
 #include "channel.h"
-#include "port.h"
-#include "receive.h"
 #include "records.h"
-#include "switch.h"
+#include "stages.h"
 #include "trace_file.h"
-
-#define SS_MAX_PORTS 511u /* v1model: 9 bits, the last one means "drop" */
 
 /* Requests to the process itself (protocol.h has those to the switch); the same framing. */
 enum {
@@ -35,27 +31,17 @@ enum {
 enum { SS_LIMIT_DEPTH = 0, SS_LIMIT_RATE = 1 };
 
 typedef struct ss_io {
-    ss_switch *sw;
+    ss_stages stages;
     ss_channel channel;
-    ss_port *ports[SS_MAX_PORTS];
-    uint32_t numbers[SS_MAX_PORTS], n_ports; /* port numbers in use */
-    ss_port_options port_options;            /* of ports that are added later */
-    bool started;                            /* OP_START was there */
-    bool batch;                              /* SCHED_BATCH is set */
-    uint32_t plain_turns;                    /* since super-packets came last */
-    bool overlap;                            /* stages overlap (stages.h) */
-    bool crowded;                            /* a port has more frames than should wait for the end of a batch */
-    ss_batch *coming[SS_BATCHES], *arrived[SS_BATCHES]; /* being received; to be handled */
-    uint32_t n_arrived;
-    ss_port *sending[SS_MAX_PORTS]; /* from which other threads send */
-    uint32_t n_sending;
+    ss_port_options port_options; /* of ports that are added later */
+    bool started;                 /* OP_START was there */
+    bool batch;                   /* SCHED_BATCH is set */
+    uint32_t plain_turns;         /* since super-packets came last */
+    bool overlap;                 /* stages overlap */
     int epoll, netlink, timer;
-    uint64_t start_us, now_us; /* monotonic; now_us counts from start_us */
-    uint64_t timer_due;        /* what the timer is set to, as now_us; UINT64_MAX: off */
-    /* for crash reports: the frame in the pipeline */
+    uint64_t start_us;  /* monotonic; stages.now_us counts from it */
+    uint64_t timer_due; /* what the timer is set to, as now_us; UINT64_MAX: off */
     uint32_t cpu_port;
-    volatile uint32_t last_port, last_len;
-    const uint8_t *volatile last_frame;
     const char *confined; /* what ss_confine() has returned */
 #ifdef SS_TRACE
     ss_trace_file trace; /* out is NULL where nothing is traced */
@@ -72,12 +58,11 @@ void ss_io_close(ss_io *);
 
 /* What requests.c needs of the loop. */
 static inline ss_port *ss_io_port(const ss_io *io, uint32_t number) {
-    return number < SS_MAX_PORTS ? io->ports[number] : NULL;
+    return number < SS_MAX_PORTS ? io->stages.ports[number] : NULL;
 }
 void ss_io_tell(ss_io *, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void ss_io_tell_port(ss_io *, ss_port *); /* whether frames can pass, if the control plane was not told yet */
 void ss_io_watch(ss_io *, int fd, uint32_t key, uint32_t events);
-void ss_io_watch_port(ss_io *, ss_port *);
 
 /* Callbacks for ss_options. */
 uint8_t *ss_io_reserve(void *io, uint32_t port, uint32_t cap);
@@ -86,7 +71,7 @@ uint32_t ss_io_depth(void *io, uint32_t port);
 void ss_io_event(void *io, const ss_event *);
 
 #ifdef SS_TRACE
-/* Traces every frame to a file or pipe (trace_file.h); called after io->sw was opened. */
+/* Traces every frame to a file or pipe (trace_file.h); called after io->stages.sw was opened. */
 bool ss_io_trace(ss_io *, int fd, uint16_t program, uint64_t limit, uint32_t keep);
 uint32_t ss_io_refusal(void *io, uint32_t port);
 #endif

@@ -56,11 +56,11 @@ static void report_crash(int signal_number, siginfo_t *about, void *context) {
         n += put_number(text + n, (uint32_t)about->si_syscall);
         n += put_text(text + n, ", which a switch never makes (confine.h),");
     }
-    const uint8_t *frame = the_io.last_frame;
+    const uint8_t *frame = the_io.stages.last_frame;
     if (frame) {
-        uint32_t len = the_io.last_len, shown = len < 64 ? len : 64;
+        uint32_t len = the_io.stages.last_len, shown = len < 64 ? len : 64;
         n += put_text(text + n, " in the pipeline; port ");
-        n += put_number(text + n, the_io.last_port);
+        n += put_number(text + n, the_io.stages.last_port);
         n += put_text(text + n, ", frame of ");
         n += put_number(text + n, len);
         n += put_text(text + n, " bytes: ");
@@ -180,8 +180,8 @@ int main(int argc, char **argv) {
     }
     the_io.cpu_port = options.cpu_port;
     the_io.port_options = port_options;
-    the_io.sw = ss_open(&ss_the_program, &options, &why);
-    if (!the_io.sw) return fail(ss_the_program.source, why);
+    the_io.stages.sw = ss_open(&ss_the_program, &options, &why);
+    if (!the_io.stages.sw) return fail(ss_the_program.source, why);
 #ifdef SS_TRACE
     if (trace_fd >= 0) {
         fcntl(trace_fd, F_SETFD, FD_CLOEXEC);
@@ -195,6 +195,6 @@ int main(int argc, char **argv) {
     the_io.confined = ss_confine();
     ss_io_run(&the_io, ss_io_execute);
     ss_io_close(&the_io);
-    ss_close(the_io.sw);
+    ss_close(the_io.stages.sw);
     return 0;
 }

@@ -60,12 +60,12 @@ typedef struct ss_port {
     bool vnet, join;            /* socket speaks virtio_net_hdr; neighbours are joined */
     bool bulky;                 /* super-packets came last */
     ss_tx_state tx;
-    bool watched, writable;     /* epoll is to tell when the kernel has room; and has told so */
+    bool watched, writable; /* epoll is to tell when the kernel has room; and has told so */
     uint64_t gap_ns;        /* between two frames that leave; 0: as fast as the link takes them */
     uint64_t next_ns;       /* when the next frame may leave, where gap_ns is set */
     uint64_t retry_us;      /* when to try again, in SS_TX_WAIT_TIMER */
     const uint64_t *now_us; /* the event loop's clock */
-    size_t arena_size; /* of each queue, as n_slots */
+    size_t arena_size;      /* of each queue, as n_slots */
     uint32_t n_slots, limit;
     ss_queue queues[2];
     ss_queue *queue, *leaving; /* where frames are put, and where they are sent from: one, or two where it is parted */

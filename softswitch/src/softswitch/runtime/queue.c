@@ -76,8 +76,8 @@ void ss_port_commit(ss_port *p, const ss_outgoing *made) {
     ss_queue *q = p->queue;
     if (!ss_outgoing_length(made)) return;
     if (p->gap_ns && q->first == q->n && p->next_ns < *p->now_us * 1000) p->next_ns = *p->now_us * 1000;
-    struct ss_slot slot = {.ref = parts->ref, .head = parts->head, .ref_len = parts->ref_len, .tail = parts->tail,
-                           .sum = made->sum};
+    struct ss_slot slot = {
+        .ref = parts->ref, .head = parts->head, .ref_len = parts->ref_len, .tail = parts->tail, .sum = made->sum};
     if (p->pcap_out) {
         ss_pcap_write(p->pcap_out, q->arena + q->used, ss_flatten(q->arena + q->used, parts));
         slot.ref = NULL;

@@ -10,7 +10,6 @@
 #include "io.h"
 #include "protocol.h"
 #include "queue.h"
-#include "stages.h"
 #include "transmit.h"
 
 static size_t reply_with(uint8_t *reply, uint16_t status, size_t body) {
@@ -37,8 +36,8 @@ static size_t limit_queue(ss_io *io, const uint8_t *body, size_t n, uint8_t *rep
     memcpy(&number, body, 4), memcpy(&value, body + 5, 8);
     if (number != SS_NO_PORT && !ss_io_port(io, number))
         return refuse_with(reply, cap, SS_NOT_FOUND, "there is no port %u", number);
-    for (uint32_t i = 0; i < io->n_ports; i++) {
-        ss_port *p = io->ports[io->numbers[i]];
+    for (uint32_t i = 0; i < io->stages.n_ports; i++) {
+        ss_port *p = io->stages.ports[io->stages.numbers[i]];
         if (number != SS_NO_PORT && p->number != number) continue;
         if (body[4] == SS_LIMIT_RATE)
             ss_port_set_rate(p, value);
@@ -65,7 +64,7 @@ static size_t add_port(ss_io *io, const uint8_t *body, size_t n, uint8_t *reply,
     if (n <= 4 || n - 4 >= sizeof name) return refuse_with(reply, cap, SS_INVALID_ARGUMENT, "no interface's name");
     memcpy(&number, body, 4), memcpy(name, body + 4, n - 4);
     if (number >= SS_MAX_PORTS) return refuse_with(reply, cap, SS_INVALID_ARGUMENT, "port %u is above 510", number);
-    if (io->ports[number] || number == io->cpu_port)
+    if (io->stages.ports[number] || number == io->cpu_port)
         return refuse_with(reply, cap, SS_ALREADY_EXISTS, "port %u is there already", number);
     if (io->port_options.pcap) /* files cannot be made any more (confine.h) */
         return refuse_with(reply, cap, SS_UNIMPLEMENTED, "port %u: a switch that captures cannot get ports", number);
@@ -82,17 +81,17 @@ static size_t remove_port(ss_io *io, const uint8_t *body, size_t n, uint8_t *rep
     if (n == 4) memcpy(&number, body, 4);
     ss_port *p = ss_io_port(io, number);
     if (!p) return refuse_with(reply, cap, SS_NOT_FOUND, "there is no port %u", number);
-    for (uint32_t i = 0; i < io->n_ports; i++)
-        if (io->numbers[i] == number) io->numbers[i--] = io->numbers[--io->n_ports];
-    io->ports[number] = NULL;
+    for (uint32_t i = 0; i < io->stages.n_ports; i++)
+        if (io->stages.numbers[i] == number) io->stages.numbers[i--] = io->stages.numbers[--io->stages.n_ports];
+    io->stages.ports[number] = NULL;
     ss_port_close(p);
     return reply_with(reply, SS_OK, 0);
 }
 
 static size_t start_ports(ss_io *io, uint8_t *reply, size_t cap) {
     io->started = true;
-    for (uint32_t i = 0; i < io->n_ports; i++) {
-        ss_port *p = io->ports[io->numbers[i]];
+    for (uint32_t i = 0; i < io->stages.n_ports; i++) {
+        ss_port *p = io->stages.ports[io->stages.numbers[i]];
         start_port(io, p);
         ss_io_tell_port(io, p);
     }
@@ -101,9 +100,9 @@ static size_t start_ports(ss_io *io, uint8_t *reply, size_t cap) {
 
 static size_t describe_ports(ss_io *io, uint8_t *reply, size_t cap) {
     uint8_t *at = reply + 6;
-    memcpy(at, &io->n_ports, 4), at += 4;
-    for (uint32_t i = 0; i < io->n_ports; i++) {
-        ss_port *p = io->ports[io->numbers[i]];
+    memcpy(at, &io->stages.n_ports, 4), at += 4;
+    for (uint32_t i = 0; i < io->stages.n_ports; i++) {
+        ss_port *p = io->stages.ports[io->stages.numbers[i]];
         uint16_t length = (uint16_t)strlen(p->name);
         if ((size_t)(reply + cap - at) < 15 + sizeof p->stats + 2 + length) break;
         ss_port_count_missed(p);
@@ -130,9 +129,10 @@ size_t ss_io_execute(void *arg, const uint8_t *batch, size_t n, uint8_t *reply, 
     if (op == OP_REMOVE_PORT) return remove_port(io, batch + 6, n - 6, reply, cap);
     if (op == OP_CONFINED)
         return reply_with(reply, SS_OK, (size_t)snprintf((char *)reply + 6, cap - 6, "%s", io->confined));
-    if (op == OP_PACKET_OUT) io->last_port = io->cpu_port, io->last_len = (uint32_t)n - 6, io->last_frame = batch + 6;
-    size_t length = ss_control(io->sw, io->now_us, batch, n, reply, cap);
-    io->last_frame = NULL;
-    ss_stages_settle(io);
+    if (op == OP_PACKET_OUT)
+        io->stages.last_port = io->cpu_port, io->stages.last_len = (uint32_t)n - 6, io->stages.last_frame = batch + 6;
+    size_t length = ss_control(io->stages.sw, io->stages.now_us, batch, n, reply, cap);
+    io->stages.last_frame = NULL;
+    ss_stages_settle(&io->stages);
     return length;
 }
