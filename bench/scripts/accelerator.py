@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -36,6 +37,7 @@ from netfold.bench.ranks.accelerator.device import NOT_RUN
 from netfold.fabric.generate import leafspine
 from netfold.topo.network import sandbox
 from netfold.topo.processes.failures import FabricFailed
+from softswitch.cli.run import THREADS
 
 READY_SECONDS: Final = 90.0
 PATIENCE: Final = {"wait": 120.0}
@@ -53,6 +55,8 @@ def main() -> None:
     parser.add_argument("--checks", default=",".join(CHECKS), help="some of %(default)s")
     parser.add_argument("--ranks", default="4,8", help="numbers of ranks of speed; checks and gpt2 have the first")
     parser.add_argument("--rates", default="none,10gbit,1gbit", help="of each link; gpt2 has 10gbit")
+    parser.add_argument("--threads", default="1",
+                        help="of a switch (SOFTSWITCH_THREADS), several by commas, for speed and gpt2; try 1,3")
     parser.add_argument("--sizes", default="1,16,64", help="MiB")
     parser.add_argument("--ways", default="gloo,device,device16,device8,cpu,cpu16,cpu8", help="some of %(default)s")
     parser.add_argument("--part", default="", help="MiB of a part, several by commas; default: the library's")
@@ -84,16 +88,17 @@ def run_all(options: argparse.Namespace) -> int:
     """Run each stage as a process; print what they print, and all figures at the end.  Returns 1 if anything failed or
     was not begun, else 0."""
     ranks, rates, only = options.ranks.split(","), options.rates.split(","), options.only.split(",")
-    stages = [("checks", ranks[0], "none")] if "checks" in only else []
+    threads = options.threads.split(",")
+    stages = [("checks", ranks[0], "none", threads[0])] if "checks" in only else []
     if "speed" in only:
-        stages += [("speed", count, rate) for count in ranks for rate in rates]
+        stages += [("speed", count, rate, number) for count in ranks for rate in rates for number in threads]
     if "gpt2" in only:
-        stages.append(("gpt2", ranks[0], "10gbit"))
+        stages += [("gpt2", ranks[0], "10gbit", number) for number in threads]
     end, failed = time.monotonic() + options.limit, False
     rows: list[dict[str, Any]] = []
-    for stage, count, rate in stages:
+    for stage, count, rate, number in stages:
         left = end - time.monotonic()
-        print(f"== {stage}, {count} ranks, links {rate}, {left:.0f} s left", flush=True)
+        print(f"== {stage}, {count} ranks, links {rate}, threads of a switch {number}, {left:.0f} s left", flush=True)
         if left < 10:
             print("   not begun: no time is left", flush=True)
             failed = True
@@ -103,9 +108,9 @@ def run_all(options: argparse.Namespace) -> int:
                 sys.executable, __file__, "--stage", stage, "--ranks", count, "--rates", rate, "--json", found.name,
                 "--device", options.device, "--checks", options.checks, "--sizes", options.sizes, "--ways",
                 options.ways, "--part", options.part, "--rounds", str(options.rounds), "--steps", str(options.steps),
-                "--limit", str(left),
+                "--limit", str(left), "--threads", number,
             ]
-            with subprocess.Popen(command, start_new_session=True) as child:
+            with subprocess.Popen(command, start_new_session=True, env={**os.environ, THREADS: number}) as child:
                 try:
                     status: object = child.wait(left)
                 except subprocess.TimeoutExpired:
@@ -143,7 +148,8 @@ class Stage:
         print(f"   {text}", flush=True)
         if self.options.json:
             with self.options.json.open("a") as file:
-                file.write(json.dumps({"ranks": self.count, "rate": self.rate, **row}) + "\n")
+                about = {"ranks": self.count, "rate": self.rate, "threads": self.options.threads}
+                file.write(json.dumps(about | row) + "\n")
 
     @contextlib.contextmanager
     def running(self, *networks: str, members: int = 1) -> Iterator[None]:
