@@ -365,7 +365,9 @@ EXPORT netfold_status netfold_wait(netfold_request *request) {
 
 EXPORT netfold_status netfold_abort(netfold_comm *comm, const char *why) {
     ENTER(!comm);
-    return leave(state, PyObject_CallMethod(calls, "abort", "Os", comm, why ? why : "the program gave it up"), NULL);
+    if (!why) why = "the program gave it up";
+    PyObject *words = PyUnicode_DecodeUTF8(why, (Py_ssize_t)strlen(why), "replace"); /* or NULL, which "N" passes on */
+    return leave(state, PyObject_CallMethod(calls, "abort", "ON", comm, words), NULL);
 }
 
 EXPORT netfold_status netfold_leave(netfold_comm *comm) {

@@ -137,8 +137,8 @@ netfold_status netfold_test(netfold_request *request, int *done);
 /* Wait for the request's end, and free it in any case.  Returns how it ended. */
 netfold_status netfold_wait(netfold_request *request);
 
-/* End what is under way with an error that has these words, from any thread.  On the other ranks it ends when this one
- * leaves, or sooner. */
+/* End what is under way with an error that has these words, from any thread; bytes of them that are not UTF-8 are shown
+ * as U+FFFD.  On the other ranks it ends when this one leaves, or sooner. */
 netfold_status netfold_abort(netfold_comm *comm, const char *why);
 
 /* Leave the job, or end the use of a group, and free comm in any case.  A rank that ends without is a lost one. */

@@ -133,7 +133,8 @@ def test_a_group_folds_its_own_ranks_and_is_left(lib: C.CDLL) -> None:
 
 
 def test_requests_are_done_before_they_are_waited_for_and_abort_ends_them(lib: C.CDLL) -> None:
-    """netfold_test only looks; a request whose job is aborted ends with the words that the program gave."""
+    """netfold_test only looks; a request whose job is aborted ends with the words that the program gave, of which some
+    need not be UTF-8."""
     over = threading.Event()
 
     def work(comm: P, python: Communicator) -> None:
@@ -148,9 +149,9 @@ def test_requests_are_done_before_they_are_waited_for_and_abort_ends_them(lib: C
         try:
             assert not lib.netfold_allreduce(comm, of(data), of(data), 4, calls.DTYPES.index("int64"), SUM,
                                              C.byref(request))  # which the others never call
-            assert lib.netfold_abort(comm, b"seen enough") == calls.OK
+            assert lib.netfold_abort(comm, b"seen enough: \xff") == calls.OK
             assert lib.netfold_wait(request) == calls.CLOSED
-            assert b"seen enough" in lib.netfold_error()
+            assert "seen enough: \N{REPLACEMENT CHARACTER}" in lib.netfold_error().decode()
             assert lib.netfold_barrier(comm, None) == calls.CLOSED
         finally:
             over.set()
