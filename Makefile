@@ -88,10 +88,11 @@ site: $(STAMP)  ## Write docs/ as a site with search to build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "In build/site; to read and search it: $(BIN)/python -m http.server --directory build/site --bind 127.0.0.1 8000"
 
-library: $(STAMP)  ## Write libnetfold.so and netfold.h, for programs in C, and NCCL's plug-in to build/lib
-	$(BIN)/python -m netfold.host.capi build/lib
+library: $(STAMP)  ## Write libnetfold.so and netfold.h, for programs in C, and NCCL's plug-in to build/c
+	$(BIN)/python -m netfold.host.capi build/c
 
 wheels: $(STAMP)  ## Write the wheels of NetFold, softswitch and cbuild to build/wheels
+	@rm -rf build/lib */build/lib  # setuptools packs whatever lies there, also files that the sources no longer have
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheels ./cbuild ./softswitch .
 
 lint: $(STAMP)  ## Check style (ruff; clang-format for C) and types (mypy, strict)

@@ -2,7 +2,7 @@
  *
  * The smallest whole program in C: every rank adds its array to the others'.
  *
- *     cc examples/allreduce.c -o allreduce $(python -m netfold.host.capi build/lib)
+ *     cc examples/allreduce.c -o allreduce $(python -m netfold.host.capi build/c)
  *     netfold run -np 4 --topo leafspine,2,2,4 -- ./allreduce
  */
 #include <netfold.h>

@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from netfold.cli import extras
+from netfold.host.capi import library
 from support import RANKS, ROOT, SWITCH, needs
+from support.hosts.c_programs import linked
 from support.installed import PROJECTS, Built, Environment, build, checked, contents, metadata_of, requirements
 
 pytestmark = pytest.mark.slow
@@ -72,7 +74,7 @@ def control(built: Built, home: Path) -> Environment:
 
 @pytest.mark.parametrize("name", PROJECTS)
 def test_a_wheel_holds_every_source(built: Built, name: str) -> None:
-    """Python, and what is compiled on first use."""
+    """Python, and what is compiled on first use; nothing else, such as what `make library` has built in the clone."""
     expected = set(sources(name))
     assert {Path(file).suffix for file in expected} >= {".py", ".h", ".typed"}
     assert contents(built.wheel(name)) == expected
@@ -101,6 +103,17 @@ def test_a_wheel_declares_what_an_index_shows(built: Built, name: str) -> None:
     assert declared.get_all("License-File") == ["LICENSE"]
     assert "# " in str(declared)
     assert str(ROOT) not in str(declared)
+
+
+@pytest.mark.needs("libpython")
+def test_a_wheel_builds_the_library_for_c_programs(
+    base: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The installed sources give a header and a library with which the example in C compiles and links."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # each environment has a library of its own
+    options = base.run("python", "-m", "netfold.host.capi", "c", cwd=tmp_path)
+    assert {file.name for file in (tmp_path / "c").iterdir()} == {library.HEADER, library.LIBRARY, library.PLUGIN}
+    linked(tmp_path, ROOT / "examples" / "allreduce.c", shlex.split(options))
 
 
 @pytest.mark.parametrize("rail", ["tcp", "innet"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -57,8 +58,8 @@ def requirements(wheel: Path) -> list[Requirement]:
 
 
 class Built:
-    """A clone, and the wheels of its projects in one folder: made by the first who asks, kept in ``folder`` for all
-    workers of a run."""
+    """A clone with a file where `make library` writes, and the wheels of its projects in one folder: made by the first
+    who asks, kept in ``folder`` for all workers of a run."""
 
     def __init__(self, folder: Path) -> None:
         self.clone = folder / "netfold"
@@ -68,6 +69,9 @@ class Built:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / "built").exists():
                 clone(self.clone)
+                (where,) = re.findall(r"netfold\.host\.capi (\S+)", (self.clone / "Makefile").read_text())
+                (self.clone / where).mkdir(parents=True)
+                (self.clone / where / "libnetfold.so").touch()
                 for project in PROJECTS.values():
                     build("wheel", self.clone / project, self.folder)
                 (folder / "built").touch()

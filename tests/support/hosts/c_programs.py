@@ -49,8 +49,12 @@ def compiled(folder: Path, source: str) -> Path:
     folder.mkdir(exist_ok=True)
     library.install(folder / "lib")
     (folder / "program.c").write_text(source)
+    return linked(folder, folder / "program.c", library.options(folder / "lib"))
+
+
+def linked(folder: Path, source: Path, options: list[str]) -> Path:
+    """The program in ``folder`` that the C compiler makes of a file with these options."""
     compiler = cc.find_compiler()
-    command = [*compiler.command, str(folder / "program.c"), "-o", str(folder / "program"), "-Wall", "-Werror",
-               *library.options(folder / "lib")]
+    command = [*compiler.command, str(source), "-o", str(folder / "program"), "-Wall", "-Werror", *options]
     subprocess.run(command, check=True, timeout=60, env={**os.environ, **compiler.environment(folder)})
     return folder / "program"
