@@ -2,8 +2,9 @@
 """The functions of an accelerator that staging needs: streams, events, and pinned memory.
 
 ``Accelerator`` is whichever one torch has (CUDA, ROCm, XPU, a PrivateUse1 device), by the interfaces that all of them
-share.  Tests have one whose copies happen as late as events and streams allow
-(``tests/support/devices/late_device.py``).
+share.  A PrivateUse1 device may have no events: ``Blocking``.  Tests have an accelerator whose copies happen as late as
+events and streams allow (``tests/support/devices/late_device.py``), and a PrivateUse1 device without events
+(``tests/support/devices/private_device.py``).
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ class Accelerator:
         return self._place
 
     def current(self) -> DeviceStream:
-        stream: DeviceStream = self._module.current_stream(self._place)
+        current = getattr(self._module, "current_stream", torch.accelerator.current_stream)
+        stream: DeviceStream = current(self._place)
         return stream
 
     def stream(self) -> DeviceStream:
@@ -125,8 +127,17 @@ class Accelerator:
     @contextmanager
     def on(self, stream: DeviceStream) -> Iterator[None]:
         # a thread of ours begins on device 0: the stream's context alone would end by opening that on each rank
-        with self._module.device(self._place), self._module.stream(stream):
+        if hasattr(self._module, "device") and hasattr(self._module, "stream"):
+            with self._module.device(self._place), self._module.stream(stream):
+                yield
+            return
+        here, there = torch.accelerator.current_stream(), torch.accelerator.current_stream(self._place)
+        torch.accelerator.set_stream(stream)  # which sets the device, too
+        try:
             yield
+        finally:
+            torch.accelerator.set_stream(there)
+            torch.accelerator.set_stream(here)
 
     @cached_property
     def _events(self) -> Any:
@@ -217,10 +228,38 @@ class Cpu:
         raise ValueError("the CPU's work is done at once")
 
 
+class Blocking(Cpu):
+    """An accelerator without events.  Each piece of work is done when the call that gives it to the device ends."""
+
+    def __init__(self, place: torch.device) -> None:
+        super().__init__()
+        self.place = place
+        self._waits = supports(lambda: torch.accelerator.synchronize(place))
+
+    def enqueue(self, stream: object, work: Callable[[], object]) -> None:
+        super().enqueue(stream, work)
+        if self._waits:
+            torch.accelerator.synchronize(self.place)
+
+    @property
+    def flags(self) -> StreamFlags:
+        raise ValueError("torch has no events of this device")
+
+
+def supports(call: Callable[[], object]) -> bool:
+    """False if torch says that the device does not support this call."""
+    try:
+        call()
+    except RuntimeError as error:
+        if "doesn't support" not in str(error):
+            raise
+        return False
+    return True
+
+
 def kind() -> str | None:
-    """The type of devices that torch has beside the CPU, such as "cuda"; None: there is none."""
-    accelerator = getattr(torch, "accelerator", None)  # torch 2.6
-    found = None if accelerator is None else accelerator.current_accelerator()
+    """The type of devices that torch has beside the CPU, such as "cuda"; None: there is none, or torch is too old."""
+    found = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
     return None if found is None else str(found.type)
 
 
@@ -238,9 +277,16 @@ def device_of(tensor: torch.Tensor) -> Device | None:
     if place.type != kind():
         raise ValueError(
             f"tensor of {tuple(tensor.shape)} on {place}: expected one on the CPU, or on torch's accelerator, which "
-            f"here is {kind() or 'none'}; move it there"
+            f"here is {kind() or 'none'}; move it there{_too_old('; ')}"
         )
     return _accelerator(place)
+
+
+def _too_old(before: str) -> str:
+    """What a refusal says where torch is too old for accelerators; else nothing."""
+    if hasattr(torch, "accelerator"):
+        return ""
+    return f"{before}tensors on an accelerator need torch 2.6 or newer, and this is {torch.__version__}"
 
 
 def tried(device: Device, flags: StreamFlags, seconds: float = TRIED_SECONDS) -> StreamFlags:
@@ -282,7 +328,7 @@ def check_flags() -> None:
     """Raises ValueError unless streams of torch's current device can wait for the host."""
     name = kind()
     if name is None:
-        raise ValueError("torch has no accelerator here")
+        raise ValueError(f"torch has no accelerator here{_too_old(': ')}")
     here: object = name
     try:
         here = torch.empty(0, device=name).device
@@ -293,4 +339,14 @@ def check_flags() -> None:
 
 @cache
 def _accelerator(place: torch.device) -> Device:
+    # an event of torch's own devices is waited for only where there is work: a graph may be captured now
+    if place.type == torch._C._get_privateuse1_backend_name() and not supports(lambda: _wait(place)):
+        return Blocking(place)
     return Accelerator(place)
+
+
+def _wait(place: torch.device) -> None:
+    """Waits for an event of a device's new stream."""
+    event = torch.Event(device=place, blocking=True)
+    event.record(torch.Stream(device=place))
+    event.synchronize()

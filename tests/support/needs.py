@@ -114,6 +114,14 @@ def _mptcp() -> str | None:
     return None
 
 
+def _python_device() -> str | None:
+    """Older ones cannot register a PrivateUse1 device in Python."""
+    from torch.utils import backend_registration
+
+    there = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
+    return None if there else "torch is too old"
+
+
 def _libpython() -> str | None:
     from netfold.host.capi import library
 
@@ -124,6 +132,7 @@ NEEDS |= {
     "namespaces": Need("root, or a kernel that lets users make namespaces; apt install iproute2 ethtool util-linux",
                        ("unshare", "ip", "ethtool"), check=_namespaces),
     "torch": Need("pip install torch", modules=("torch",)),
+    "python-device": Need("pip install 'torch>=2.13'", modules=("torch",), check=_python_device),
     "expecttest": Need("pip install expecttest", modules=("torch", "expecttest")),
     "torchft": Need("pip install torchft parameterized", modules=("torch", "torchft", "parameterized")),
     "mininet": Need("apt install mininet", check=_mininet),

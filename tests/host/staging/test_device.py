@@ -14,7 +14,7 @@ from support import needs
 torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
 from netfold.host.staging import device as devices  # noqa: E402
-from netfold.host.staging.device import Accelerator, check_flags  # noqa: E402
+from netfold.host.staging.device import Accelerator, Blocking, check_flags, device_of  # noqa: E402
 
 
 class Runtime:
@@ -91,4 +91,60 @@ def test_a_device_that_is_not_there_is_refused_as_one_that_cannot_wait(monkeypat
     monkeypatch.setattr(devices, "kind", lambda: "cuda")
     monkeypatch.setattr(torch, "empty", empty)
     with pytest.raises(ValueError, match=r"^cuda: Found no NVIDIA driver"):
+        check_flags()
+
+
+def test_the_threads_own_device_and_streams_are_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the device's module has no contexts, torch.accelerator sets the stream, and sets both back at the end."""
+    current, at = {0: "a", 1: "b"}, 0
+
+    def choose(stream: Any) -> None:
+        nonlocal at
+        name, at = stream
+        current[at] = name
+
+    def stream(place: Any = None) -> tuple[str, int]:
+        index = at if place is None else place.index
+        return current[index], index
+
+    monkeypatch.setattr(torch, "get_device_module", lambda place: SimpleNamespace())
+    monkeypatch.setattr(torch.accelerator, "current_stream", stream)
+    monkeypatch.setattr(torch.accelerator, "set_stream", choose)
+    device: Any = Accelerator(torch.device("privateuseone:1"))
+    assert device.current() == ("b", 1)
+    with device.on(("ours", 1)):
+        assert (at, device.current()) == (1, ("ours", 1))
+    assert (at, current) == (0, {0: "a", 1: "b"})
+
+
+@pytest.mark.parametrize(("error", "waits"), [("", 2), ("Backend doesn't support synchronizing all streams", 0)])
+def test_work_of_a_device_without_events_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, error: str, waits: int
+) -> None:
+    """By torch.accelerator.synchronize, unless the device does not support that either; its other errors are
+    raised."""
+    place, waited = torch.device("privateuseone:0"), []
+
+    def synchronize(of: object) -> None:
+        if error:
+            raise RuntimeError(error)
+        waited.append(of)
+
+    monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
+    device = Blocking(place)
+    device.enqueue(device.stream(), lambda: None)
+    assert waited == [place] * waits
+    error = "the device is lost"
+    with pytest.raises(RuntimeError, match=error):
+        Blocking(place)
+
+
+def test_an_old_torch_is_named_where_it_cannot_take_a_devices_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before torch 2.6, which has torch.accelerator, tensors of a GPU are refused with the version to install."""
+    monkeypatch.delattr(torch, "accelerator")
+    needed = r"tensors on an accelerator need torch 2\.6 or newer, and this is \d"
+    assert devices.devices() == ["cpu"]
+    with pytest.raises(ValueError, match=f"which here is none; move it there; {needed}"):
+        device_of(torch.ones(2, device="meta"))
+    with pytest.raises(ValueError, match=f"torch has no accelerator here: {needed}"):
         check_flags()
