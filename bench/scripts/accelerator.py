@@ -13,6 +13,12 @@ not begun for lack of time.  ``speed`` times allreduces of tensors on the
 device and on the CPU, gloo's of tensors on the device beside them on a plain bridge with the same links, in interleaved
 rounds.  ``gpt2`` times steps of DistributedDataParallel with a model of 124 million parameters.  Needs torch, and its
 accelerator; with ``--device cpu`` the checks run without one.
+
+A machine without a network takes what its Python lacks from a folder of wheels, in an environment that ends with the
+run.  The first line fills the folder, in a clone on a machine that has a network and the same version of Python:
+
+    pip wheel --wheel-dir FOLDER ./cbuild ./softswitch '.[control,torch]'
+    python accelerator.py --wheels FOLDER --only checks
 """
 
 from __future__ import annotations
@@ -26,9 +32,22 @@ import subprocess
 import sys
 import tempfile
 import time
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+
+if __name__ == "__main__":  # NetFold need not be here yet
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--wheels")
+    given, others = parser.parse_known_args()
+    if given.wheels:
+        with tempfile.TemporaryDirectory() as home:
+            venv.create(home, with_pip=True, system_site_packages=True)
+            python = f"{home}/bin/python"
+            install = [python, "-m", "pip", "install", "--quiet", "--upgrade", "--no-index"]
+            sys.exit(subprocess.call([*install, "--find-links", given.wheels, "netfold[control,torch]"])
+                     or subprocess.call([python, __file__, *others]))
 
 from netfold.bench.harness.processors import cpu_seconds
 from netfold.bench.harness.workers import Workers
@@ -65,6 +84,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=480.0, help="seconds for all of it")
     parser.add_argument("--device", default="", help="default: torch's accelerator")
     parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--wheels", metavar="FOLDER", help="of wheels to install from first, without a network")
     parser.add_argument("--stage", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     for name, known in (("only", STAGES), ("checks", CHECKS)):

@@ -10,6 +10,7 @@ import shlex
 import sys
 import tarfile
 import textwrap
+import zipfile
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -114,6 +115,21 @@ def test_a_wheel_builds_the_library_for_c_programs(
     options = base.run("python", "-m", "netfold.host.capi", "c", cwd=tmp_path)
     assert {file.name for file in (tmp_path / "c").iterdir()} == {library.HEADER, library.LIBRARY, library.PLUGIN}
     linked(tmp_path, ROOT / "examples" / "allreduce.c", shlex.split(options))
+
+
+def test_the_script_for_accelerators_installs_from_a_folder_and_goes_on_there(tmp_path: Path) -> None:
+    """The wheel in the folder is what the script then imports, with the other arguments; its status is the script's."""
+    pytest.importorskip("ensurepip", reason="apt install python3-venv")
+    with zipfile.ZipFile(tmp_path / "netfold-9999-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("netfold/__init__.py", "import sys\nprint(sys.prefix, *sys.argv[1:])\nsys.exit(7)")
+        wheel.writestr("netfold-9999.dist-info/METADATA", "Metadata-Version: 2.1\nName: netfold\nVersion: 9999\n")
+        wheel.writestr("netfold-9999.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("netfold-9999.dist-info/RECORD", "")
+    script = ROOT / "bench" / "scripts" / "accelerator.py"
+    command = [sys.executable, str(script), "--only", "checks", "--wheels", str(tmp_path), "--limit", "9"]
+    prefix, *others = checked(command, cwd=tmp_path, status=7).splitlines()[-1].split()
+    assert others == ["--only", "checks", "--limit", "9"]
+    assert not Path(prefix).exists()  # the environment ends with the run
 
 
 @pytest.mark.parametrize("rail", ["tcp", "innet"])
