@@ -25,6 +25,15 @@ def dense(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
+def refuse_capture(device: Device) -> None:
+    """Raises ValueError while the calling thread's operations are recorded for a graph."""
+    if device.capturing():
+        raise ValueError(
+            f"a collective on {device.place} while a graph is captured: backend 'netfold' sends from the host, which "
+            "no graph can repeat; call it outside of the capture"
+        )
+
+
 class Lane:
     """The streams on which one group copies from and to one device."""
 
@@ -50,11 +59,7 @@ class Lane:
 
     def ready(self) -> DeviceEvent:
         """The end of what the caller's stream has been given.  Raises ValueError where that is being captured."""
-        if self.device.capturing():
-            raise ValueError(
-                f"a collective on {self.device.place} while a graph is captured: backend 'netfold' sends from the "
-                "host, which no graph can repeat; call it outside of the capture"
-            )
+        refuse_capture(self.device)
         event = self.device.event()
         event.record(self.device.current())
         return event

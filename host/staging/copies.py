@@ -20,9 +20,9 @@ from typing import Any, Final
 
 import torch
 
-from netfold.host.staging.bundles import Bundle, Lane, SparseBundle, Spread
+from netfold.host.staging.bundles import Bundle, Lane, SparseBundle, Spread, refuse_capture
 from netfold.host.staging.chain import Chain, Step, word_buffer
-from netfold.host.staging.device import Device, device_of
+from netfold.host.staging.device import Device, device_of, kind
 
 SMALL: Final = 1 << 20
 """Bytes below which several tensors of a call are concatenated on the device, and copied at once."""
@@ -78,6 +78,15 @@ class Staging:
         if apart is not None:
             raise ValueError(f"{what} of tensors on {found.place} and {apart.device}: expected one device")
         return self._lanes.get(found.place) or self._lanes.setdefault(found.place, Lane(found))
+
+    def refuse_capture(self) -> None:
+        """Raises ValueError for a call without tensors while the calling thread's operations are recorded for a
+        graph."""
+        name = kind() or "cpu"
+        begun = getattr(getattr(torch, name, None), "is_initialized", bool)()  # else this would begin it
+        device = self._find(torch.empty(0, device=name if begun else "cpu"))
+        if device is not None:
+            refuse_capture(device)
 
     def order(self) -> None:
         """Orders the calling thread's streams behind all copies back that devices were given."""

@@ -193,11 +193,13 @@ class NetfoldGroup(dist.ProcessGroup):
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
         """Done once every rank has called it, after all operations that were started before."""
         del opts, timeout
+        self._reducer.staging.refuse_capture()
         return self._move("barrier", [], self.communicator.barrier)
 
     @started("monitored_barrier")
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
         """gloo's monitored_barrier: rank 0 names ranks that do not come."""
+        self._reducer.staging.refuse_capture()
         self._delegate("monitored_barrier", *args, **kwargs)
 
     # ---- messages ----------------------------------------------------------------------------------------------------
