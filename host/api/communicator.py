@@ -291,11 +291,6 @@ class Communicator(Group):
         """Passes the controller's reports of lost and departed ranks on to another mesh between these ranks."""
         mesh.told_by(self._parts.membership.lost_rank, self._parts.membership.ranks_left)
 
-    def fail(self, error: NetFoldError) -> None:
-        """Prevents further operations, which then raise this error; operations under way go on.  Any thread may call
-        it."""
-        self._parts.sequencer.fail(error)
-
     def abort(self, why: str = "the program gave it up") -> None:
         """Ends operations under way with Aborted within a tenth of a second; later ones raise it too.  Any thread may
         call it.  ``close`` then returns soon, and ends the operations of the other ranks, if nothing did before."""

@@ -8,12 +8,14 @@ They are staged through pinned memory as torch's tensors are (``host/staging``),
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from netfold.host.api.work import Work
+from netfold.host.errors import NetFoldError, TransportError
 from netfold.host.operation.arrays import Array
 
 if TYPE_CHECKING:
@@ -30,15 +32,54 @@ def on_device(array: object) -> bool:
     return hasattr(array, "__cuda_array_interface__")
 
 
+class Endable(Protocol):
+    """A communicator, or a group of its ranks."""
+
+    def fail(self, error: NetFoldError, untold: str = "") -> None:
+        """See ``Group``."""
+
+
+class Carries(Endable, Protocol):
+    """The same, which carries allreduces of numpy arrays."""
+
+    def allreduce(self, *args: Any, **how: Any) -> Array:
+        """See ``Group``."""
+
+    def later(self, operation: Callable[[], Any], what: str) -> Work[Any]:
+        """See ``Group``."""
+
+
+@contextmanager
+def ending_with(place: object, group: Endable, *also: Callable[[NetFoldError], object]) -> Iterator[None]:
+    """An error of a device in this block ends the communicator as well: this rank may not have begun an operation that
+    the others have, and its next one would be taken for that.
+
+    place  the device
+    group  whose communicator ends
+    also   called with the error of the communicator
+    """
+    try:
+        yield
+    except (NetFoldError, TypeError, ValueError):  # the communicator's own, and refused arguments
+        raise
+    except Exception as error:
+        why = f"{place} has failed: {error}"
+        failed = TransportError(f"{group!r}: {why}")
+        group.fail(failed, why)
+        for tell in also:
+            tell(failed)
+        raise
+
+
 class DeviceAllreduce:
     """An allreduce of an array on a device; its copy to the host has begun.
 
-    allreduce   of numpy arrays: ``Group.allreduce`` of the group
+    group       whose ``allreduce`` of numpy arrays carries it; a device that fails ends its communicator
     array, out  as in ``Group.allreduce``; ``out`` may be of another library, and in other memory
     Raises ValueError if torch is not installed, and for arrays that it does not support.
     """
 
-    def __init__(self, allreduce: Callable[..., Array], array: Any, out: Any = None) -> None:
+    def __init__(self, group: Carries, array: Any, out: Any = None) -> None:
         try:
             from netfold.host.staging.copies import Staging, TensorParts
         except ImportError as error:
@@ -46,18 +87,25 @@ class DeviceAllreduce:
                 f"array is a {_class_of(array)} on a device, and torch, by which it would "
                 f"be copied, is not installed ({error}): pip install torch, or give a numpy array"
             ) from error
-        self._allreduce, self._out, self._array = allreduce, out, array
-        source = as_tensor(array)
-        self._result = source.detach().clone() if out is None else as_tensor(out, filled=True)
-        if self._result.shape != source.shape or self._result.dtype != source.dtype:
-            raise ValueError(f"out is {self._result.dtype} of {tuple(self._result.shape)}: expected {source.dtype} of "
+        self._group, self._out, self._array = group, out, array
+        with ending_with(f"the device of a {_class_of(array)}", group):
+            source = as_tensor(array)
+            into = source if out is None else as_tensor(out, filled=True)
+        if into.shape != source.shape or into.dtype != source.dtype:
+            raise ValueError(f"out is {into.dtype} of {tuple(into.shape)}: expected {source.dtype} of "
                              f"{tuple(source.shape)}")
-        if out is not None and self._result.data_ptr() != source.data_ptr():
-            self._result.copy_(source)
-        lane = Staging().lane("allreduce", [self._result])
-        if lane is None:
-            raise ValueError("out is on the CPU: expected an array on the device, where the other one is")
-        self._parts = TensorParts(lane, self._result, whole=True)  # as an array in the host's memory, which others give
+        if out is not None and _shares_elements(into):
+            raise ValueError(f"out is of {tuple(into.shape)} with strides {into.stride()}, whose elements share "
+                             "memory: expected an array with memory for each")
+        self._place = into.device
+        with ending_with(self._place, group):
+            lane = Staging().lane("allreduce", [into])
+            if lane is None:
+                raise ValueError("out is on the CPU: expected an array on the device, where the other one is")
+            self._result = source.clone() if out is None else into
+            if into.data_ptr() != source.data_ptr():
+                into.copy_(source)
+            self._parts = TensorParts(lane, self._result, whole=True)  # as others give arrays in the host's memory
 
     def __str__(self) -> str:
         return f"{self._result.numel()} x {str(self._result.dtype).removeprefix('torch.')}"
@@ -70,18 +118,17 @@ class DeviceAllreduce:
             data, element = _as_array(part)
             given = {**how, "dtype": element} if element else how
             residual = None if feedback is None else feedback.reshape(-1)[place].reshape(data.shape)
-            self._allreduce(data, data, feedback=residual, **given)
+            self._group.allreduce(data, data, feedback=residual, **given)
 
-        self._parts.run(reduce)
-        self._parts.finish()
+        with ending_with(self._place, self._group):
+            self._parts.run(reduce)
+            self._parts.finish()
         return _like(self._array, self._result) if self._out is None else self._out
 
-    def start(
-        self, later: Callable[[Callable[[], Any], str], Work[Any]], how: dict[str, Any], what: str
-    ) -> Work[Any]:
-        """Calls itself asynchronously, by ``Group.later`` of the group; what never runs gives up its copies."""
+    def start(self, how: dict[str, Any], what: str) -> Work[Any]:
+        """Calls itself asynchronously, by ``Group.later``; what never runs gives up its copies."""
         try:
-            work = later(partial(self, **how), what)
+            work = self._group.later(partial(self, **how), what)
         except Exception:  # after Ctrl-C nobody knows whether it runs
             self._parts.drop()
             raise
@@ -90,25 +137,32 @@ class DeviceAllreduce:
 
 
 def as_tensor(array: Any, *, filled: bool = False) -> torch.Tensor:
-    """A tensor of an array's memory, ordered behind the work that fills it.  Raises ValueError.
+    """A tensor of an array's memory, ordered behind the work that fills it.  Raises ValueError, and the errors of its
+    device.
 
     filled  the tensor is, so the array must not be read-only
     """
     import torch
 
+    stream = None
     try:
         if isinstance(array, torch.Tensor):
             return array.detach()
         if hasattr(array, "__dlpack__"):
             return torch.from_dlpack(array)
-        return _by_interface(array, filled)
-    except (RuntimeError, TypeError, BufferError) as error:
+        tensor, stream = _by_interface(array, filled)
+    except (RuntimeError, TypeError, BufferError, AssertionError) as error:
+        if isinstance(error, RuntimeError) and type(error) not in (RuntimeError, NotImplementedError):
+            raise  # each library has a class of its own for errors of devices
         raise ValueError(f"array is a {_class_of(array)}, whose memory torch cannot use: {error}") from error
+    if stream is not None:
+        torch.cuda.current_stream(tensor.device).wait_stream(torch.cuda.ExternalStream(stream, tensor.device))
+    return tensor
 
 
-def _by_interface(array: Any, filled: bool) -> torch.Tensor:
-    """The same by ``__cuda_array_interface__`` alone, of which torch ignores ``stream``, and refuses what is
-    read-only."""
+def _by_interface(array: Any, filled: bool) -> tuple[torch.Tensor, int | None]:
+    """The same by ``__cuda_array_interface__`` alone, and the stream to wait for: torch ignores that one, and refuses
+    what is read-only."""
     import torch
 
     given = dict(array.__cuda_array_interface__)
@@ -122,9 +176,13 @@ def _by_interface(array: Any, filled: bool) -> torch.Tensor:
     if tensor.numel() and tensor.data_ptr() != pointer:  # torch has moved it
         raise ValueError(f"array is a {_class_of(array)} on another device than torch's current one, {tensor.device}: "
                          "expected an array there; choose its device by torch.cuda.set_device first")
-    if stream is not None:
-        torch.cuda.current_stream(tensor.device).wait_stream(torch.cuda.ExternalStream(stream, tensor.device))
-    return tensor
+    return tensor, stream
+
+
+def _shares_elements(tensor: torch.Tensor) -> bool:
+    import torch
+
+    return bool(torch._debug_has_internal_overlap(tensor) == 1)  # else torch finds it when it fills the tensor
 
 
 def _class_of(array: object) -> str:

@@ -58,7 +58,7 @@ class EnduringCommunicator(Communicator, on_loss="shrink"):
         """Same as ``Group.allreduce``; if a rank is lost meanwhile, the reduction still ends as described above.
         Raises RanksChanged if the other ranks were in another operation."""
         if type(array) is not np.ndarray and on_device(array):
-            return DeviceAllreduce(self.allreduce, array, out)(op=op, **how)  # type: ignore[no-any-return]
+            return DeviceAllreduce(self, array, out)(op=op, **how)  # type: ignore[no-any-return]
         self._check_begin()
         array, feedback = plain(array), how.get("feedback")
         in_place = out is not None and np.may_share_memory(array, out)

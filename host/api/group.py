@@ -30,6 +30,7 @@ from netfold.host.api.parameter_server import ParameterServer
 from netfold.host.api.together import Together
 from netfold.host.api.work import OperationSequencer, Work
 from netfold.host.collectives import REDUCE
+from netfold.host.errors import NetFoldError
 from netfold.host.operation.arrays import Array, native, pieces_of, plain, result_of, rows_of
 from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding
 from netfold.host.operation.reduction import ReduceOp, Reduction, reduction_of
@@ -84,6 +85,17 @@ class Group(GroupFacts, DataMovement):
         """
         self._ranks.end(reason)
 
+    def fail(self, error: NetFoldError, untold: str = "") -> None:
+        """Prevents further operations of the communicator and its groups, which then raise this error; operations under
+        way go on.  Any thread may call it.
+
+        untold  the reason, which the other ranks hear when this one leaves, unless an operation has failed before
+        """
+        self._ranks.sequencer.fail(error, untold)
+
+    def __repr__(self) -> str:
+        return f"<Group of {self._ranks.peers.called}, {self._ranks.sequencer.me}>"
+
     # ---- reductions --------------------------------------------------------------------------------------------------
     def allreduce(
         self,
@@ -127,7 +139,7 @@ class Group(GroupFacts, DataMovement):
         """
         if type(array) is not np.ndarray:
             if on_device(array):
-                return DeviceAllreduce(self.allreduce, array, out)(  # type: ignore[no-any-return]
+                return DeviceAllreduce(self, array, out)(  # type: ignore[no-any-return]
                     op=op, dtype=dtype, algorithm=algorithm, name=name, lane_bits=lane_bits, rounding=rounding,
                     feedback=feedback, saturate=saturate, reproducible=reproducible,
                 )
@@ -201,8 +213,8 @@ class Group(GroupFacts, DataMovement):
             "rounding": rounding, "feedback": feedback, "saturate": saturate, "reproducible": reproducible,
         }
         if type(array) is not np.ndarray and on_device(array):
-            staged = DeviceAllreduce(self.allreduce, array, out)
-            return staged.start(self.later, how, f"{name}, {op} of {staged}")
+            staged = DeviceAllreduce(self, array, out)
+            return staged.start(how, f"{name}, {op} of {staged}")
         what = f"{np.size(array)} x {np.asarray(array).dtype}"
         return self.later(partial(self.allreduce, array, out, **how), f"{name}, {op} of {what}")
 

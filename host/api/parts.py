@@ -60,14 +60,14 @@ class Parts:
         if not self.sequencer.close():
             return
         broken = self.sequencer.broken
-        last = self.sequencer.last_words(reason)
+        why = "" if broken is None else str(broken).encode(errors="replace").decode()
+        last = self.sequencer.last_words(reason or self.sequencer.untold)
         try:
-            why = "" if broken is None else str(broken).encode(errors="replace").decode()
             if self.folds is not None:
                 self.folds.close(why)
             self.dispatch.close_fold(why)
             self.membership.leave(self.dispatch.stats() if self.rails is None else self.rails.progress(), why, last)
-            if broken is None:  # else the others have heard why, or hear it from the ranks that are to blame
+            if broken is None or self.sequencer.untold:  # else the others know, or hear it from those who are to blame
                 self.dispatch.leave(last)
                 if self.rails is not None:
                     self.rails.leave(last)

@@ -178,6 +178,8 @@ class OperationSequencer:
         self.me = me
         self.flight = Flight(me, 0, 1) if flight is None else flight
         self.broken: NetFoldError | None = None
+        self.untold = ""
+        """Why it was broken by this rank alone, which the others have not heard."""
         self._closed: Closed | None = None
         """The error of all later calls; None while it is open."""
         self._closing: Closed | None = None
@@ -292,8 +294,13 @@ class OperationSequencer:
         finally:
             self._lock.release()
 
-    def fail(self, error: NetFoldError) -> None:
-        """Prevents further operations, which then raise this error.  Any thread may call it."""
+    def fail(self, error: NetFoldError, untold: str = "") -> None:
+        """Prevents further operations, which then raise this error.  Any thread may call it.
+
+        untold  the reason, which the other ranks hear when this one leaves, unless an operation has failed before
+        """
+        if self.broken is None:
+            self.untold = untold
         self.broken = error
 
     def begin_anew(self, me: str, flight: Flight) -> None:
@@ -302,7 +309,7 @@ class OperationSequencer:
         self.me, self.flight = me, flight
         self.incarnation += 1
         if not isinstance(self.broken, Aborted):  # the program may have given up meanwhile, from another thread
-            self.broken = None
+            self.broken, self.untold = None, ""
 
     def later(self, call: Callable[[], T], what: str) -> Work[T]:
         """Runs ``call``, which begins its operation itself, after all calls that were started before it.  Raises

@@ -138,6 +138,13 @@ class RunAhead:
             "%s: %s", self._comm, what, type(error).__name__, error,
         )
 
+    def refuse(self, error: NetFoldError) -> None:
+        """A call has raised an error of its device: all later ones of the group raise this one, also those that the
+        communicator does not carry."""
+        with self._lock:
+            self.error = self.error or error
+        self.heard = True
+
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _keep(self, pending: StartedOperation) -> None:
         """Keeps this operation, and frees those before it that nothing is left of but their memory: to free it takes

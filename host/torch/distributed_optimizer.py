@@ -29,6 +29,7 @@ from torch import nn
 
 from netfold.host.api import verbs
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.device_arrays import ending_with
 from netfold.host.operation.coding import LaneBits, narrows
 from netfold.host.operation.reduction import ReduceOp
 from netfold.host.staging.device import device_of
@@ -147,14 +148,15 @@ class _Gradients:
         """Begins to reduce the buckets before this one."""
         while self.begun < end:
             bucket = self._buckets[self.begun]
-            for parameter, part in self._parts(bucket):
-                gradient = parameter.grad
-                if gradient is None:
-                    part.zero_()  # other ranks may have one
-                else:
-                    part.copy_(self._whole(gradient))
-            if self._predivide != 1:
-                bucket.flat.div_(self._predivide)
+            with ending_with(bucket.flat.device, self._comm):
+                for parameter, part in self._parts(bucket):
+                    gradient = parameter.grad
+                    if gradient is None:
+                        part.zero_()  # other ranks may have one
+                    else:
+                        part.copy_(self._whole(gradient))
+                if self._predivide != 1:
+                    bucket.flat.div_(self._predivide)
             bits = self._lane_bits if narrows(self._op, dtype_name(bucket.flat.dtype)) else None
             bucket.work = self.reducer.allreduce(bucket.flat, self._op, f"gradients {self.begun}", lane_bits=bits)
             self.begun += 1

@@ -12,6 +12,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.device_arrays import ending_with
 from netfold.host.operation.coding import LaneBits, narrows
 from netfold.host.operation.reduction import ReduceOp
 from netfold.host.torch.feedback import Feedback
@@ -71,7 +72,8 @@ class NetfoldState:
         """Begins to reduce a bucket of gradients in place, with error feedback if enabled."""
         buffer, residual = bucket.buffer(), None
         if self._residuals is not None and narrows("sum", dtype_name(buffer.dtype)):
-            residual = self._residuals.of_bucket(bucket.index(), bucket.parameters())
+            with ending_with(buffer.device, self.communicator):
+                residual = self._residuals.of_bucket(bucket.index(), bucket.parameters())
         return self.reduce(buffer, f"bucket {bucket.index()}", residual)
 
     def reset(self) -> None:

@@ -30,6 +30,7 @@ import torch
 from torch import nn
 
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.device_arrays import ending_with
 from netfold.host.errors import Closed
 from netfold.host.operation.coding import LaneBits, narrows
 from netfold.host.staging.copies import Staging, TensorParts, places_of_parts
@@ -245,7 +246,8 @@ class PriorityOptimizer:
                 "wrap all backward passes but the last in no_sync()"
             )
         assert parameter.grad is not None
-        bucket.views[place].copy_(parameter.grad)
+        with ending_with(bucket.flat.device, self._comm):
+            bucket.views[place].copy_(parameter.grad)
         parameter.grad = None
         bucket.here.add(place)
         if len(bucket.here) == len(bucket.parameters):
@@ -260,8 +262,15 @@ class PriorityOptimizer:
                 at += parameter.numel()
 
     def _offer(self, bucket: _Bucket) -> None:
-        lane = self._staging.lane("PriorityOptimizer", [bucket.flat])
-        bucket.parts = None if lane is None else TensorParts(lane, bucket.flat, whole=self._comm.repeats_losses)
+        try:
+            with ending_with(bucket.flat.device, self._comm):
+                lane = self._staging.lane("PriorityOptimizer", [bucket.flat])
+                bucket.parts = None if lane is None else TensorParts(lane, bucket.flat, whole=self._comm.repeats_losses)
+        except Exception as error:
+            with self._changed:
+                self._error = error  # the thread ends with it: it would wait for this bucket in vain
+                self._changed.notify_all()
+            raise
         with self._changed:
             if self._over and bucket.parts is not None:
                 bucket.parts.drop()
@@ -303,7 +312,8 @@ class PriorityOptimizer:
                     for place in places_of_parts(flat.numel(), flat.element_size(), whole=whole):
                         self._reduce(bucket, flat[place], place)
                 else:
-                    bucket.parts.run(partial(self._reduce, bucket))
+                    with ending_with(bucket.parts.place, self._comm):
+                        bucket.parts.run(partial(self._reduce, bucket))
                 with self._changed:
                     self._ready.discard(index)
                     self._left = self._left - 1 or len(self._buckets)
@@ -332,7 +342,9 @@ class PriorityOptimizer:
         """Index of the bucket that all ranks reduce next; None if this object is closed."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._ready or self._closed)
+                self._changed.wait_for(lambda: self._ready or self._closed or self._error)
+                if self._error is not None:
+                    raise self._error
                 if self._closed:
                     return None
                 offered = frozenset(self._ready)
@@ -344,7 +356,7 @@ class PriorityOptimizer:
                 return int(self._pick(common))
             if not all_of_it:  # with all offered, the next vote can simply wait for the other ranks
                 with self._changed:
-                    self._changed.wait_for(lambda: self._ready != offered or self._closed)  # noqa: B023
+                    self._changed.wait_for(lambda: self._ready != offered or self._closed or self._error)  # noqa: B023
 
 
 def _narrows(bucket: _Bucket) -> bool:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,8 +16,9 @@ from typing import Any
 import torch
 
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.device_arrays import ending_with
 from netfold.host.api.work import Work
-from netfold.host.errors import Closed, NetFoldError, TransportError
+from netfold.host.errors import Closed
 from netfold.host.operation.coding import LaneBits, narrows
 from netfold.host.operation.rail import FOLDED
 from netfold.host.operation.reduction import ReduceOp
@@ -113,27 +113,31 @@ class Reducer:
         feedback  float32 of the tensor's shape, on its device; on the CPU for a communicator that goes on when a rank
                   is lost, which makes its lanes on the CPU
 
-        Raises ValueError for sparse tensors, and Closed.
+        Raises ValueError for sparse tensors, Closed, and the errors of a device, which end the communicator.
         """
         how: dict[str, Any] = {"op": op, "name": name, "lane_bits": lane_bits, "reproducible": reproducible}
-        lane = self.staging.lane(name, [tensor])
+        what = _named(name, op, tensor)
+        with ending_with(tensor.device, self.comm):
+            lane = self.staging.lane(name, [tensor])
         kind = self._kind_inside(lane, tensor, op, lane_bits, feedback, reproducible)
-        if kind is not None:
-            beside = lane or self._cpu
-            inside = InsideParts(beside, tensor)
-            opener = Opener(kind, beside, forced=self._inside == "group")
-            return self._run(tensor, _named(name, op, tensor), inside, lambda: self._reduce_inside(inside, opener, how))
-        if lane is None:
+        if lane is None and kind is None:
             array, dtype = as_array(tensor)
             left = None if feedback is None else feedback.numpy()
             call = partial(allreduce, self.comm, array, feedback=left, dtype=dtype, **how)
-            return self._begin([tensor], lambda: [self.comm.later(call, _named(name, op, tensor))])
-        bits = self._lanes_of(tensor, op, lane_bits, reproducible)
-        if bits != 32:
-            narrow = NarrowParts(lane, tensor, feedback)
-            return self._run(tensor, _named(name, op, tensor), narrow, lambda: self._narrow(narrow, bits, op, name))
-        parts = TensorParts(lane, tensor, whole=self.comm.repeats_losses)
-        return self._run(tensor, _named(name, op, tensor), parts, lambda: self._reduce_staged(parts, feedback, how))
+            return self._begin([tensor], lambda: [self.comm.later(call, what)])
+        if tensor.layout != torch.strided:
+            raise ValueError(f"{what}: the tensor is {tensor.layout}: expected a dense one")
+        beside = lane or self._cpu
+        with ending_with(beside.device.place, self.comm):  # which may have no memory left for copies
+            if kind is not None:
+                inside, opener = InsideParts(beside, tensor), Opener(kind, beside, forced=self._inside == "group")
+                return self._run(tensor, what, inside, lambda: self._reduce_inside(inside, opener, how))
+            bits = self._lanes_of(tensor, op, lane_bits, reproducible)
+            if bits != 32:
+                narrow = NarrowParts(beside, tensor, feedback)
+                return self._run(tensor, what, narrow, lambda: self._narrow(narrow, bits, op, name))
+            parts = TensorParts(beside, tensor, whole=self.comm.repeats_losses)
+            return self._run(tensor, what, parts, lambda: self._reduce_staged(parts, feedback, how))
 
     def _reduce_staged(self, parts: TensorParts, feedback: torch.Tensor | None, how: dict[str, Any]) -> None:
         """Reduces a tensor on a device by copies of all of it, on the communicator's thread."""
@@ -256,19 +260,6 @@ class Reducer:
             last.when_done(over.set)
             over.wait()
         self.staging.order()
-
-
-@contextmanager
-def ending_with(place: torch.device, comm: Communicator) -> Iterator[None]:
-    """An error of the device in this block ends the communicator as well: this rank may not have begun an operation
-    that the others have, and its next one would be taken for that."""
-    try:
-        yield
-    except (NetFoldError, TypeError, ValueError):  # the communicator's own, and refused arguments
-        raise
-    except BaseException as error:
-        comm.fail(TransportError(f"{comm!r}: {place} has failed: {error}"))
-        raise
 
 
 def _named(name: str, op: ReduceOp, tensor: torch.Tensor) -> str:

@@ -18,10 +18,11 @@ import torch
 import torch.distributed as dist
 
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.device_arrays import ending_with
 from netfold.host.errors import CollectiveTimeout
 from netfold.host.staging.copies import Copies
 from netfold.host.torch.completion import MarkedOperation, StartedOperation, on_our_thread, run_apart
-from netfold.host.torch.reducer import Reducer, ending_with
+from netfold.host.torch.reducer import Reducer
 from netfold.host.torch.tensors import check_fills, flattened, replaced
 from netfold.host.torch.work import TorchWork
 
@@ -29,8 +30,8 @@ Method = Callable[..., Any]
 Roles = Literal["in place", "outputs, inputs", "input", "output"]
 """The roles of a method's first arguments."""
 
-_copies: ContextVar[Copies | None] = ContextVar("copies", default=None)
-"""The copies of the call that the thread is in."""
+_arrive: ContextVar[Callable[[], object] | None] = ContextVar("arrive", default=None)
+"""Waits for the copies of the call that the thread is in."""
 
 
 class StagedGroup(Protocol):
@@ -42,9 +43,9 @@ class StagedGroup(Protocol):
 
 def arrive() -> None:
     """Waits until the inputs of the call under way have been copied from their device."""
-    copies = _copies.get()
-    if copies is not None:
-        copies.arrive()
+    waits = _arrive.get()
+    if waits is not None:
+        waits()
 
 
 def staged(roles: Roles) -> Callable[[Method], Method]:
@@ -58,17 +59,30 @@ def staged(roles: Roles) -> Callable[[Method], Method]:
             reads = flattened([second]) if second else [] if roles == "output" else flattened([first])
             fills = [] if roles == "input" else flattened([first])
             kind = args[0] if args and isinstance(args[0], str) else how.__name__
-            lane = self._reducer.staging.lane(kind, [*reads, *fills])
+            comm, ahead = self.communicator, self._reducer.ahead
+            place = next((tensor.device for tensor in [*reads, *fills]), None)
+            with ending_with(place, comm, ahead.refuse):
+                lane = self._reducer.staging.lane(kind, [*reads, *fills])
             if lane is None:
                 return how(self, first, *args, **kwargs)
             check_fills(kind, fills)
-            ahead = self._reducer.ahead
-            copies = Copies(lane, reads, fills)
-            token, work = _copies.set(copies), None
+            with ending_with(lane.device.place, comm, ahead.refuse):  # which may have no memory left for copies
+                copies = Copies(lane, reads, fills)
+
+            def arrives() -> None:
+                with ending_with(copies.place, comm, ahead.refuse):
+                    copies.arrive()
+
+            def arrives_in_turn() -> None:  # on the communicator's thread
+                with ending_with(copies.place, comm):  # or the operation would send memory that was never filled
+                    copies.arrive_in_turn()
+
+            token, work = _arrive.set(arrives), None
             try:
                 if roles in ("in place", "outputs, inputs"):
-                    ahead.prepare(kind, copies, fills)  # first: the communicator's thread may be idle
-                    self.communicator.later(lambda: _arrive(self.communicator, copies), f"{kind}, copying out")
+                    with ending_with(copies.place, comm, ahead.refuse):
+                        ahead.prepare(kind, copies, fills)  # first: the communicator's thread may be idle
+                    comm.later(arrives_in_turn, f"{kind}, copying out")
                 swapped = [copies.swap(one) for one in second]
                 work = how(self, copies.swap(first), *swapped, *args[len(swapped) :], **kwargs)
                 if not isinstance(work, TorchWork):
@@ -80,7 +94,7 @@ def staged(roles: Roles) -> Callable[[Method], Method]:
                 copies.end_call(error, begun=work is not None)
                 raise
             finally:
-                _copies.reset(token)
+                _arrive.reset(token)
             return TorchWork(staged)
 
         return call
@@ -181,10 +195,3 @@ def by_rows(call: Method, fills: Any, *args: Any) -> Any:
             tensor.detach().copy_(copy)
 
     return TorchWork(DelegatedOperation(work, flattened(fills), finish)) if back else work
-
-
-def _arrive(comm: Communicator, copies: Copies) -> None:
-    """Waits on the communicator's thread for the copies.  If that fails, no operation can begin any more: it would send
-    memory that was never filled."""
-    with ending_with(copies.place, comm):
-        copies.arrive_in_turn()

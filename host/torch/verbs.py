@@ -15,6 +15,7 @@ import torch
 
 from netfold.host.api import verbs
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.device_arrays import ending_with
 from netfold.host.staging.device import device_of
 from netfold.host.torch.tensors import as_array
 
@@ -38,10 +39,11 @@ def broadcast_parameters(
         if device_of(tensor) is None:
             comm.broadcast(as_array(tensor)[0], root=root_rank)
             continue
-        host = tensor.detach().cpu()
-        comm.broadcast(as_array(host)[0], root=root_rank)
-        if comm.rank != root_rank:
-            tensor.detach().copy_(host)
+        with ending_with(tensor.device, comm):
+            host = tensor.detach().cpu()
+            comm.broadcast(as_array(host)[0], root=root_rank)
+            if comm.rank != root_rank:
+                tensor.detach().copy_(host)
 
 
 def broadcast_optimizer_state(

@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from support import needs
@@ -16,7 +17,7 @@ torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
 from netfold.host.api import device_arrays  # noqa: E402
 from netfold.host.api.communicator import Communicator  # noqa: E402
-from netfold.host.errors import Closed  # noqa: E402
+from netfold.host.errors import Closed, NetFoldError, TransportError  # noqa: E402
 from netfold.host.staging import copies as staging  # noqa: E402
 from netfold.testing import loopback_job, on_every_rank  # noqa: E402
 from support.devices.late_device import LateDevice  # noqa: E402
@@ -59,6 +60,100 @@ def test_arrays_of_other_libraries_are_reduced_where_they_are(monkeypatch: pytes
         monkeypatch.setattr(staging, "device_of", None)
         monkeypatch.setattr(staging.Staging.__init__, "__defaults__", (devices[0].of,))
         assert on_every_rank(comms, rank) == [None] * 2
+
+
+@pytest.mark.parametrize("way", ["allreduce", "iallreduce", "at the call"])
+def test_a_device_that_fails_ends_the_communicator(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """The other rank gets no sum with what the failing rank calls next, but an error that names the device."""
+    device = LateDevice()
+    monkeypatch.setattr(device_arrays, "as_tensor", lambda array, **_: getattr(array, "held", array))
+    monkeypatch.setattr(staging.Staging.__init__, "__defaults__", (device.of,))
+    device.failure = RuntimeError("out of memory")
+    if way == "at the call":
+        monkeypatch.setattr(device.pool, "_make", out_of_memory)
+
+    def rank(comm: Communicator) -> str:
+        mine: Any = Foreign(torch.ones(4))
+        comm.barrier()
+        if comm.rank == 1:
+            with pytest.raises(NetFoldError) as caught:
+                comm.allreduce(np.ones(4, np.float32))
+            return str(caught.value)
+        with pytest.raises(RuntimeError, match=r"^out of memory$"):
+            comm.iallreduce(mine).wait() if way == "iallreduce" else comm.allreduce(mine)
+        with pytest.raises(TransportError, match="cpu has failed: out of memory"):
+            comm.allreduce(np.full(4, 100, np.float32))
+        comm.close()
+        return ""
+
+    with loopback_job(2, rail="tcp") as comms:
+        own, other = on_every_rank(comms, rank)
+    assert own == ""
+    assert "cpu has failed: out of memory" in other, other
+
+
+def out_of_memory(nbytes: int) -> torch.Tensor:
+    raise RuntimeError("out of memory")
+
+
+def test_a_group_of_some_ranks_ends_with_its_device_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the group, and the whole communicator is at an end."""
+    device = LateDevice()
+    monkeypatch.setattr(device_arrays, "as_tensor", lambda array, **_: getattr(array, "held", array))
+    monkeypatch.setattr(staging.Staging.__init__, "__defaults__", (device.of,))
+    device.failure = RuntimeError("it is gone")
+    with loopback_job(1) as (comm,):
+        with pytest.raises(RuntimeError, match="it is gone"):
+            comm.group([0]).allreduce(Foreign(torch.ones(4)))  # type: ignore[arg-type]
+        with pytest.raises(TransportError, match=r"<Group of .*, job 'loop', rank 0 of 1>: cpu has failed: it is gone"):
+            comm.barrier()
+    assert device.left() == (0, 0)
+
+
+def test_an_array_that_is_refused_fills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``out`` on the CPU, and one whose elements share memory, hold what they held, and the communicator is usable."""
+    device, mine = LateDevice(), Foreign(torch.full((4,), 7.0))
+    out, shared = np.zeros(4, np.float32), torch.zeros(1).expand(4)
+    monkeypatch.setattr(
+        device_arrays, "as_tensor",
+        lambda array, **_: torch.from_numpy(array) if isinstance(array, np.ndarray) else getattr(array, "held", array),
+    )
+    monkeypatch.setattr(
+        staging.Staging.__init__, "__defaults__",
+        (lambda tensor: None if tensor.data_ptr() == out.ctypes.data else device,),
+    )
+    with loopback_job(1) as (comm,):
+        with pytest.raises(ValueError, match="out is on the CPU: expected an array on the device"):
+            comm.allreduce(mine, out)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"out is of \(4,\) with strides \(0,\), whose elements share memory"):
+            comm.allreduce(mine, Foreign(shared))  # type: ignore[arg-type]
+        assert out.tolist() == shared.tolist() == [0.0] * 4
+        assert comm.problem is None
+    assert device.left() == (0, 0)
+
+
+class DeviceLostError(RuntimeError):
+    """As the libraries' own errors of devices."""
+
+
+@pytest.mark.parametrize(("error", "raised"), [(RuntimeError, ValueError), (DeviceLostError, DeviceLostError)])
+def test_an_array_is_refused_by_torch_or_its_device_fails(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception], raised: type[Exception]
+) -> None:
+    """An array that torch does not take is a ValueError, after which the communicator is usable; an error of its device
+    ends that."""
+
+    class Given(Foreign):
+        def __dlpack__(self, **_: Any) -> Any: ...
+
+    def refuse(array: Any) -> torch.Tensor:
+        raise error("not this one")
+
+    monkeypatch.setattr(torch, "from_dlpack", refuse)
+    with loopback_job(1) as (comm,):
+        with pytest.raises(raised, match="not this one"):
+            comm.allreduce(Given(torch.ones(4)))  # type: ignore[arg-type]
+        assert (comm.problem is None) == (raised is ValueError)
 
 
 class Interfaced:

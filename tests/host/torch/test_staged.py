@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -21,10 +22,10 @@ from torch import nn  # noqa: E402
 from netfold.host.api.communicator import Communicator  # noqa: E402
 from netfold.host.api.group import Group  # noqa: E402
 from netfold.host.api.joinable import PART_BYTES  # noqa: E402
-from netfold.host.errors import Aborted  # noqa: E402
+from netfold.host.errors import Aborted, NetFoldError, TransportError  # noqa: E402
 from netfold.host.staging import copies as staging  # noqa: E402
 from netfold.host.staging.copies import Staging  # noqa: E402
-from netfold.host.torch import priority, reducer  # noqa: E402
+from netfold.host.torch import priority, reducer, verbs  # noqa: E402
 from netfold.host.torch.ahead import RunAhead  # noqa: E402
 from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
 from netfold.testing import loopback_job, on_every_rank  # noqa: E402
@@ -460,3 +461,140 @@ def test_a_priority_optimizer_that_ends_keeps_no_memory(monkeypatch: pytest.Monk
             model(torch.ones(1, 4)).sum().backward()
             optimizer.close()
     assert device.left() == (0, 0)
+
+
+def out_of_memory(nbytes: int) -> torch.Tensor:
+    raise RuntimeError("out of memory")
+
+
+AT_THE_CALL: dict[str, Callable[[NetfoldGroup, torch.Tensor], Any]] = {
+    "allreduce": lambda group, tensor: group.allreduce([tensor]),
+    "broadcast": lambda group, tensor: group.broadcast([tensor], root=0),
+    "by gloo": lambda group, tensor: group.allreduce([tensor.to(torch.int8)], OPS.BOR),
+    "send": lambda group, tensor: group.send([tensor], 1) if group.rank() == 0 else group.recv([tensor], 0),
+}
+
+
+@pytest.mark.parametrize("name", AT_THE_CALL)
+def test_a_device_without_memory_for_copies_ends_the_communicator(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """No rank takes the next call of a rank whose call has failed for the failed one: that call has the error of the
+    device, and so has the other rank once the failed one has left."""
+    store, call = dist.HashStore(), AT_THE_CALL[name]
+
+    def rank(comm: Communicator) -> str:
+        group, device = NetfoldGroup(store, comm, timedelta(seconds=3)), LateDevice()  # which gloo waits
+        reducer_of(group).staging = Staging(device.of)
+        group.barrier().wait()
+        if comm.rank == 0:
+            monkeypatch.setattr(device.pool, "_make", out_of_memory)
+            with pytest.raises(RuntimeError, match=r"^out of memory$"):
+                call(group, torch.ones(8))
+            reducer_of(group).staging = Staging(lambda _: None)
+            with pytest.raises(TransportError, match="cpu has failed: out of memory"):
+                call(group, torch.full((8,), 100.0)).wait()
+            group.shutdown()
+            return ""
+        with pytest.raises(RuntimeError) as caught:
+            call(group, torch.ones(8)).wait()
+        group.shutdown()
+        return str(caught.value)
+
+    with loopback_job(2, rail="tcp") as comms:
+        mine, other = on_every_rank(comms, rank)
+    assert mine == ""
+    assert "cpu has failed: out of memory" in str(other) or name in ("by gloo", "send"), other
+
+
+@pytest.mark.parametrize("when", ["at the call", "in its turn"])
+def test_a_priority_optimizer_whose_device_fails_ends_the_communicator(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The failing rank has the error of its device, as often as it asks, and the other rank hears of it in a call."""
+    devices, here = (LateDevice(), LateDevice()), threading.local()
+    monkeypatch.setattr(priority, "Staging", lambda: Staging(devices[here.rank].of))
+
+    def rank(comm: Communicator) -> str:
+        here.rank = comm.rank
+        model = nn.Linear(6, 1)
+        optimizer = PriorityOptimizer(torch.optim.SGD(model.parameters(), 0.1), model, comm)
+        if comm.rank == 0 and when == "at the call":
+            monkeypatch.setattr(devices[0].pool, "_make", out_of_memory)
+        elif comm.rank == 0:
+            devices[0].failure = RuntimeError("out of memory")
+
+        def train() -> None:
+            model(torch.ones(2, 6)).sum().backward()
+            optimizer.step()
+            optimizer.synchronize()
+
+        with pytest.raises(RuntimeError) as caught:
+            train()
+        if comm.rank == 0:
+            with contextlib.suppress(RuntimeError):  # of gradients that are in the bucket
+                optimizer.step()
+            with pytest.raises(RuntimeError, match="out of memory"):
+                optimizer.close()
+            with pytest.raises(TransportError, match="cpu has failed: out of memory"):
+                comm.barrier()
+            comm.close()
+        else:
+            with pytest.raises(NetFoldError):
+                optimizer.close()
+        return str(caught.value)
+
+    with loopback_job(2, rail="tcp") as comms:
+        mine, other = on_every_rank(comms, rank)
+    assert mine == "out of memory"
+    assert "cpu has failed: out of memory" in other, other
+
+
+def test_what_is_done_on_a_device_beside_a_collective_ends_the_communicator_too(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that runs out for a tensor's broadcast, a gradient's bucket, or what narrow lanes leave out."""
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    def broadcast(comm: Communicator) -> None:
+        monkeypatch.setattr(verbs, "device_of", lambda _: LateDevice())
+        monkeypatch.setattr(torch.Tensor, "cpu", fails)
+        verbs.broadcast_parameters([torch.ones(3)], communicator=comm)
+
+    def horovod(comm: Communicator) -> None:
+        model = nn.Linear(2, 1)
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), communicator=comm)
+        monkeypatch.setattr(optimizer._gradients, "_whole", fails)
+        model(torch.ones(1, 2)).sum().backward()
+
+    def hook(comm: Communicator) -> None:
+        state = NetfoldState(comm, lane_bits=8)
+        monkeypatch.setattr(residuals_of(state), "of_bucket", fails)
+        state.reduce_bucket(Gradients(torch.ones(4)))  # type: ignore[arg-type]
+
+    for way in (broadcast, horovod, hook):
+        with loopback_job(1) as (comm,):
+            monkeypatch.setattr(comm, "lanes", lambda bits=None, **_: bits or 32)
+            with pytest.raises(RuntimeError, match="out of memory"):
+                way(comm)
+            assert "cpu has failed: out of memory" in str(comm.problem), way
+
+
+@pytest.mark.parametrize("call", ["barrier", "monitored_barrier"])
+def test_a_barrier_is_refused_while_a_graph_is_captured(groups: list[NetfoldGroup], call: str) -> None:
+    """It would be done once, at the capture, and never when the graph runs; afterwards it is done."""
+
+    def rank(comm: Any) -> None:
+        group, device = groups[comm], LateDevice()
+        reducer_of(group).staging = Staging(device.of)
+        device.captures = True
+        with pytest.raises(ValueError, match="a collective on cpu while a graph is captured"):
+            getattr(group, call)()
+        device.captures = False
+        work = getattr(group, call)()
+        if work is not None:
+            work.wait()
+
+    assert on_every_rank(list(range(RANKS)), rank) == [None] * RANKS  # type: ignore[arg-type]
