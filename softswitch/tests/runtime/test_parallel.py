@@ -8,6 +8,7 @@ import random
 import socket
 import subprocess
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from cbuild import cc
 from softswitch.engine.linking import RUNTIME
 from softswitch.p4runtime.process import Settings, SwitchProcess
 from switch_support import needs
+from switch_support.insides import over_socket
 from switch_support.namespace import in_own_network, inside, sh
 from switch_support.ports import BOUND, IP, SWITCH_END, make_hosts, switch, udp, wait_for
 from switch_support.switch import THREADS, probe_executable
@@ -72,12 +74,14 @@ def test_each_piece_of_two_jobs_at_a_time_is_done_once_and_before_the_caller_goe
 
 @pytest.mark.slow
 @in_own_network
-def test_stages_that_overlap_change_no_byte() -> None:
-    """TCP with super-packets, both ways at once, arrives whole while the control plane asks; the sanitizer sees no two
-    threads at the same memory."""
-    needs.require("thread-sanitizer")
+@pytest.mark.parametrize("flags", [(), THREADS], ids=["confined", "sanitized"])
+def test_stages_that_overlap_change_no_byte(flags: tuple[str, ...]) -> None:
+    """TCP with super-packets, both ways at once, arrives whole while the control plane asks.  Helpers have done a part
+    of it, make no forbidden system call, and the sanitizer sees no two threads at the same memory."""
+    if flags:
+        needs.require("thread-sanitizer")
     make_hosts()
-    data = random.Random(5).randbytes(4 << 20)
+    data = random.Random(5).randbytes(4 << 20 if flags else 32 << 20)
     with inside("h2"):
         listener = socket.create_server((IP["h2"], 7000))
     listener.settimeout(BOUND)
@@ -91,7 +95,7 @@ def test_stages_that_overlap_change_no_byte() -> None:
         connection.shutdown(socket.SHUT_WR)
         reading.join(2 * BOUND)
 
-    with switch(threads=4, flags=THREADS) as process:
+    with switch(threads=4, flags=flags) as process:
         with inside("h1"):
             client = socket.create_connection((IP["h2"], 7000), timeout=BOUND)
         both = [threading.Thread(target=lambda: exchange("h2", listener.accept()[0]), daemon=True),
@@ -101,10 +105,42 @@ def test_stages_that_overlap_change_no_byte() -> None:
         while any(one.join(0.01) or one.is_alive() for one in both):
             process.ports()
         assert all(port.super_packets_in > 0 and port.super_packets_out > 0 for port in process.ports())
-        helpers = [int(task.name) for task in Path(f"/proc/{process.pid}/task").iterdir()]
-        assert [os.sched_getscheduler(helper) for helper in helpers if helper != process.pid].count(os.SCHED_BATCH) == 3
+        helpers = [task for task in Path(f"/proc/{process.pid}/task").iterdir() if task.name != str(process.pid)]
+        assert [os.sched_getscheduler(int(helper.name)) for helper in helpers].count(os.SCHED_BATCH) == 3
+        busy = sum(int((helper / "schedstat").read_text().split()[0]) for helper in helpers)
+        assert busy > 3_000_000, f"{busy} ns: no more than they take to start and to look for work"
     assert arrived == {"h1": data, "h2": data}
     assert process.death is None  # a report of the sanitizer ends it
+
+
+@pytest.mark.slow
+@in_own_network
+def test_a_switch_ends_well_while_stages_overlap() -> None:
+    """The control plane goes away while packets and events come: no thread uses a port that is closed."""
+    needs.require("thread-sanitizer")
+    make_hosts()
+    sh("ip netns exec h1 ip neigh add 10.0.0.5 lladdr 00:00:00:05:00:00 dev eth0 nud permanent")
+    sender, ended = udp("h1", segment=1058), threading.Event()
+
+    def pump() -> None:
+        while not ended.is_set():
+            for to, frames in (IP["h2"], 40), ("10.0.0.5", 8):  # the other host; the control plane
+                with suppress(OSError):  # what the kernel takes
+                    sender.sendto(bytes(frames * 1058), (to, 7000))
+
+    pumping = threading.Thread(target=pump, daemon=True)
+    pumping.start()
+    for _ in range(6):
+        told, died = threading.Semaphore(0), threading.Event()
+        with switch(threads=3, cpu_port=5, flags=THREADS, on_event=lambda _: told.release(),
+                    on_death=lambda _: died.set()) as process:
+            for _ in range(500):
+                assert told.acquire(timeout=BOUND)
+            over_socket(process.engine).sock.shutdown(socket.SHUT_RDWR)
+            assert died.wait(BOUND)
+        assert "exit status 0" in str(process.death)
+    ended.set()
+    pumping.join(BOUND)
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ class Settings:
     """Settings that are independent of the program.
 
     queue   frames that may wait at each port
-    threads  threads among which the ports' sending is divided; packets are processed by one
+    threads  one processes all packets; the others receive and send while super-packets come
     join    whether neighbouring frames of one flow leave as super-packets, where the kernel supports it
     vnet    whether super-packets are supported at all
     like_bmv2  whether ports are as BMv2's: they take what other programs send out of their interfaces, and the kernel

@@ -118,7 +118,7 @@ static void watch_ports(ss_io *io) {
  * piled up, with fewer turns.  Single packets are short messages, which somebody waits for: then it is one like others.
  */
 static void choose_policy(ss_io *io) {
-    bool bulky = false, limited = false;
+    bool bulky = false, limited = false; /* limited: what leaves a port depends on the clock and on what left before */
     for (uint32_t i = 0; i < io->stages.n_ports; i++) {
         bulky |= io->stages.ports[io->stages.numbers[i]]->bulky;
         limited |= io->stages.ports[io->stages.numbers[i]]->gap_ns > 0;
@@ -277,4 +277,5 @@ void ss_io_run(ss_io *io, ss_request_fn *execute) {
         uint32_t now = channel_interest(io);
         if (now != interest) ss_io_watch(io, io->channel.fd, KEY_CHANNEL, interest = now);
     }
+    ss_stages_drain(&io->stages); /* no other thread uses a port */
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The switch process's event loop: ports, control channel and timers on one epoll. One thread does it all, but that
- * while much passes others help to receive and send (parallel.h).
+ * The switch process's event loop: ports, control channel and timers on one epoll.  It runs in one thread.  While
+ * super-packets come, other threads may receive and send (stages.h).
  */
 #ifndef SS_IO_H
 #define SS_IO_H

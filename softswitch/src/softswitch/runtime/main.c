@@ -57,7 +57,9 @@ static void report_crash(int signal_number, siginfo_t *about, void *context) {
         n += put_text(text + n, ", which a switch never makes (confine.h),");
     }
     const uint8_t *frame = the_io.stages.last_frame;
-    if (frame) {
+    if (gettid() != getpid())
+        n += put_text(text + n, " in a thread that receives and sends");
+    else if (frame) {
         uint32_t len = the_io.stages.last_len, shown = len < 64 ? len : 64;
         n += put_text(text + n, " in the pipeline; port ");
         n += put_number(text + n, the_io.stages.last_port);

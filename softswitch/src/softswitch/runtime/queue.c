@@ -36,7 +36,11 @@ static void compact(ss_queue *q) {
 }
 
 static bool has_room(const ss_port *p, const ss_queue *q, uint32_t cap) {
-    return q->n < p->n_slots && p->arena_size - q->used - q->owed >= rounded(cap) + 64;
+    uint32_t n = q->n;
+    size_t taken = q->used + q->owed;
+    if (q != p->leaving) /* all of it must find room behind what may be left there (ss_port_unite) */
+        n += p->flying, taken += p->leaving->used + p->leaving->owed;
+    return n < p->n_slots && taken + rounded(cap) + 64 <= p->arena_size;
 }
 
 /* NULL where there is no room, which is counted. */
@@ -108,11 +112,12 @@ static void settle(ss_queue *q) {
 void ss_port_settle(ss_port *p) { settle(p->queue); }
 
 void ss_port_part(ss_port *p) {
+    if (p->leaving->used > p->arena_size / 2) compact(p->leaving);
     p->flying = ss_port_waiting(p);
     p->queue = &p->queues[p->leaving == p->queues];
 }
 
-/* What was not sent stays in front; the frames that came meanwhile are copied behind it, but for those without room. */
+/* What was not sent stays in front; the frames that came meanwhile are copied behind it, where room was kept. */
 void ss_port_unite(ss_port *p) {
     ss_queue *rest = p->leaving, *later = p->queue;
     if (rest == later) return;
@@ -126,9 +131,7 @@ void ss_port_unite(ss_port *p) {
     settle(later);
     for (; later->first < later->n; later->first++) {
         struct ss_slot slot = later->slots[later->first];
-        uint8_t *at = room(p, rest, ss_slot_length(&slot));
-        if (!at) continue;
-        memcpy(at, later->arena + slot.at, ss_slot_length(&slot));
+        memcpy(room(p, rest, ss_slot_length(&slot)), later->arena + slot.at, ss_slot_length(&slot));
         put(rest, slot);
     }
     rest->settled = rest->n;

@@ -24,7 +24,7 @@ void ss_batch_hand_on(ss_batch *, const ss_port_user *);
 uint32_t ss_batch_port(const ss_batch *);
 /* Gives back the buffers of the batches that began last. */
 void ss_port_forget(void);
-/* Has the next batches begin elsewhere; those that were begun after the last two such calls stay. */
+/* Has the next batches begin where the oldest of three sets of batches was received; the other two sets stay. */
 void ss_port_forget_oldest(void);
 #define SS_BATCHES 4u /* of super-packets, what they hold fits the second cache */
 #endif

@@ -54,6 +54,7 @@ static size_t limit_queue(ss_io *io, const uint8_t *body, size_t n, uint8_t *rep
 static void start_port(ss_io *io, ss_port *p) {
     const char *why;
     if (!ss_port_start(p, &why)) ss_io_tell(io, "port %u: cannot receive from %s: %s", p->number, p->name, why);
+    p->watched = false;
     if (p->fd >= 0) ss_io_watch(io, p->fd, p->number, EPOLLIN);
 }
 

@@ -53,7 +53,8 @@ typedef struct ss_options {
     void *io; /* first argument of every callback */
     /* Where to build a frame of at most `cap` bytes for `port`; NULL: queue full or no such port (counted, frame lost).
      * Every non-NULL reserve is followed by exactly one commit with what the frame consists of, before any other
-     * callback; no bytes at all mean: nothing to send after all.  What `ref` refers to stays until the turn ends. */
+     * callback; no bytes at all mean: nothing to send after all.  What `ref` refers to stays until ss_turn_end, or the
+     * second ss_turn_next. */
     uint8_t *(*reserve)(void *io, uint32_t port, uint32_t cap);
     void (*commit)(void *io, uint32_t port, const ss_outgoing *);
     uint32_t (*depth)(void *io, uint32_t port); /* frames queued; NULL: always 0 */
@@ -72,7 +73,7 @@ void ss_close(ss_switch *);
 typedef struct { /* a frame that comes in */
     const uint8_t *bytes;
     uint32_t len;
-    uint32_t stable; /* bytes from here on may be referred to until the turn ends, those before it are copied */
+    uint32_t stable; /* bytes from here on stay as long as what commit refers to, those before it are copied */
     uint32_t sum;    /* of the bytes from there on, as ss_sum16_of has it, or SS_NO_SUM */
 } ss_arrival;
 

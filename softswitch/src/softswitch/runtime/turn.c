@@ -2,7 +2,8 @@
  *
  * Memory of the turn: what programs compute for a packet and what frames that leave may refer to, taken piece by piece
  * and given back together.  At the end of a packet what was taken behind the last bytes that a frame refers to goes
- * back at once, so that the next packet computes in the same, cached place; at the end of the turn the rest.
+ * back at once, so that the next packet computes in the same, cached place; at the end of the turn the rest, or one
+ * turn later, where another thread sends the frames of a turn during the next one.
  */
 #include <stdio.h>
 #include "turn.h"
@@ -98,7 +99,7 @@ static void end(ss_turn *t) {
     *t = (ss_turn){.first = t->first, .now = t->first};
 }
 
-void ss_turn_end(ss_switch *sw) { end(&sw->turn); }
+void ss_turn_end(ss_switch *sw) { end(&sw->turn), end(&sw->turn_before); }
 
 void ss_turn_next(ss_switch *sw) {
     ss_turn before = sw->turn_before;

@@ -8,7 +8,7 @@
 
 #ifdef __SANITIZE_THREAD__
 const char *__tsan_default_options(void); /* what the sanitizer asks for: here, the first report ends the process */
-const char *__tsan_default_options(void) { return "halt_on_error=1"; }
+const char *__tsan_default_options(void) { return "halt_on_error=1:atexit_sleep_ms=0"; }
 #endif
 
 typedef struct {
