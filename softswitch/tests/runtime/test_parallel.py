@@ -130,14 +130,16 @@ def test_a_switch_ends_well_while_stages_overlap() -> None:
 
     pumping = threading.Thread(target=pump, daemon=True)
     pumping.start()
+    told, deaths = threading.Semaphore(0), threading.Semaphore(0)
     for _ in range(6):
-        told, died = threading.Semaphore(0), threading.Event()
         with switch(threads=3, cpu_port=5, flags=THREADS, on_event=lambda _: told.release(),
-                    on_death=lambda _: died.set()) as process:
+                    on_death=lambda _: deaths.release()) as process:
             for _ in range(500):
                 assert told.acquire(timeout=BOUND)
             over_socket(process.engine).sock.shutdown(socket.SHUT_RDWR)
-            assert died.wait(BOUND)
+            assert deaths.acquire(timeout=BOUND)
+        while told.acquire(blocking=False):
+            pass
         assert "exit status 0" in str(process.death)
     ended.set()
     pumping.join(BOUND)
