@@ -484,7 +484,7 @@ def test_a_device_without_memory_for_copies_ends_the_communicator(
     store, call = dist.HashStore(), AT_THE_CALL[name]
 
     def rank(comm: Communicator) -> str:
-        group, device = NetfoldGroup(store, comm, timedelta(seconds=3)), LateDevice()  # which gloo waits
+        group, device = NetfoldGroup(store, comm, timedelta(seconds=20)), LateDevice()
         reducer_of(group).staging = Staging(device.of)
         group.barrier().wait()
         if comm.rank == 0:
@@ -501,10 +501,20 @@ def test_a_device_without_memory_for_copies_ends_the_communicator(
         group.shutdown()
         return str(caught.value)
 
-    with loopback_job(2, rail="tcp") as comms:
+    with loopback_job(2, rail="tcp", timeout=3) as comms:  # gloo waits as long
         mine, other = on_every_rank(comms, rank)
     assert mine == ""
     assert "cpu has failed: out of memory" in str(other) or name in ("by gloo", "send"), other
+
+
+def test_a_sparse_tensor_on_a_device_is_refused_and_nothing_ends() -> None:
+    """The reducer names the layout that it does not take, and the communicator is usable."""
+    with loopback_job(1) as (comm,):
+        made = reducer.Reducer(comm, Staging(LateDevice().of))
+        with pytest.raises(ValueError, match=r"^allreduce, sum of 3 x float32: the tensor is torch.sparse_coo: "):
+            made.allreduce(torch.ones(3).to_sparse(), "sum")
+        assert comm.problem is None
+        made.close()
 
 
 @pytest.mark.parametrize("when", ["at the call", "in its turn"])
