@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -22,14 +21,15 @@ from torch import nn  # noqa: E402
 from netfold.host.api.communicator import Communicator  # noqa: E402
 from netfold.host.api.group import Group  # noqa: E402
 from netfold.host.api.joinable import PART_BYTES  # noqa: E402
-from netfold.host.errors import Aborted, NetFoldError, TransportError  # noqa: E402
+from netfold.host.errors import Aborted  # noqa: E402
 from netfold.host.staging import copies as staging  # noqa: E402
 from netfold.host.staging.copies import Staging  # noqa: E402
-from netfold.host.torch import priority, reducer, verbs  # noqa: E402
+from netfold.host.torch import priority, reducer  # noqa: E402
 from netfold.host.torch.ahead import RunAhead  # noqa: E402
 from netfold.host.torch.process_group import NetfoldGroup  # noqa: E402
 from netfold.testing import loopback_job, on_every_rank  # noqa: E402
 from netfold.torch import DistributedOptimizer, NetfoldState, PriorityOptimizer  # noqa: E402
+from support.devices.gradients import Gradients  # noqa: E402
 from support.devices.late_device import LateDevice  # noqa: E402
 from support.hosts.insides import reducer_of, residuals_of  # noqa: E402
 
@@ -347,23 +347,6 @@ def test_optimizers_and_the_hook_reduce_on_a_device(monkeypatch: pytest.MonkeyPa
     assert all(one == other and isinstance(one, list) for one, other in wanted)
 
 
-class Gradients:
-    """A bucket of DistributedDataParallel's."""
-
-    def __init__(self, buffer: torch.Tensor) -> None:
-        self._buffer = buffer
-        self._parameters = [nn.Parameter(torch.zeros_like(buffer))]
-
-    def index(self) -> int:
-        return 0
-
-    def buffer(self) -> torch.Tensor:
-        return self._buffer
-
-    def parameters(self) -> list[nn.Parameter]:
-        return self._parameters
-
-
 def test_a_job_that_goes_on_after_losses_keeps_residuals_of_gradients_on_a_device(
     monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -461,135 +444,6 @@ def test_a_priority_optimizer_that_ends_keeps_no_memory(monkeypatch: pytest.Monk
             model(torch.ones(1, 4)).sum().backward()
             optimizer.close()
     assert device.left() == (0, 0)
-
-
-def out_of_memory(nbytes: int) -> torch.Tensor:
-    raise RuntimeError("out of memory")
-
-
-AT_THE_CALL: dict[str, Callable[[NetfoldGroup, torch.Tensor], Any]] = {
-    "allreduce": lambda group, tensor: group.allreduce([tensor]),
-    "broadcast": lambda group, tensor: group.broadcast([tensor], root=0),
-    "by gloo": lambda group, tensor: group.allreduce([tensor.to(torch.int8)], OPS.BOR),
-    "send": lambda group, tensor: group.send([tensor], 1) if group.rank() == 0 else group.recv([tensor], 0),
-}
-
-
-@pytest.mark.parametrize("name", AT_THE_CALL)
-def test_a_device_without_memory_for_copies_ends_the_communicator(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """No rank takes the next call of a rank whose call has failed for the failed one: that call has the error of the
-    device, and so has the other rank once the failed one has left."""
-    store, call = dist.HashStore(), AT_THE_CALL[name]
-
-    def rank(comm: Communicator) -> str:
-        group, device = NetfoldGroup(store, comm, timedelta(seconds=20)), LateDevice()
-        reducer_of(group).staging = Staging(device.of)
-        group.barrier().wait()
-        if comm.rank == 0:
-            monkeypatch.setattr(device.pool, "_make", out_of_memory)
-            with pytest.raises(RuntimeError, match=r"^out of memory$"):
-                call(group, torch.ones(8))
-            reducer_of(group).staging = Staging(lambda _: None)
-            with pytest.raises(TransportError, match="cpu has failed: out of memory"):
-                call(group, torch.full((8,), 100.0)).wait()
-            group.shutdown()
-            return ""
-        with pytest.raises(RuntimeError) as caught:
-            call(group, torch.ones(8)).wait()
-        group.shutdown()
-        return str(caught.value)
-
-    with loopback_job(2, rail="tcp", timeout=3) as comms:  # gloo waits as long
-        mine, other = on_every_rank(comms, rank)
-    assert mine == ""
-    assert "cpu has failed: out of memory" in str(other) or name in ("by gloo", "send"), other
-
-
-def test_a_sparse_tensor_on_a_device_is_refused_and_nothing_ends() -> None:
-    """The reducer names the layout that it does not take, and the communicator is usable."""
-    with loopback_job(1) as (comm,):
-        made = reducer.Reducer(comm, Staging(LateDevice().of))
-        with pytest.raises(ValueError, match=r"^allreduce, sum of 3 x float32: the tensor is torch.sparse_coo: "):
-            made.allreduce(torch.ones(3).to_sparse(), "sum")
-        assert comm.problem is None
-        made.close()
-
-
-@pytest.mark.parametrize("when", ["at the call", "in its turn"])
-def test_a_priority_optimizer_whose_device_fails_ends_the_communicator(
-    monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    """The failing rank has the error of its device, as often as it asks, and the other rank hears of it in a call."""
-    devices, here = (LateDevice(), LateDevice()), threading.local()
-    monkeypatch.setattr(priority, "Staging", lambda: Staging(devices[here.rank].of))
-
-    def rank(comm: Communicator) -> str:
-        here.rank = comm.rank
-        model = nn.Linear(6, 1)
-        optimizer = PriorityOptimizer(torch.optim.SGD(model.parameters(), 0.1), model, comm)
-        if comm.rank == 0 and when == "at the call":
-            monkeypatch.setattr(devices[0].pool, "_make", out_of_memory)
-        elif comm.rank == 0:
-            devices[0].failure = RuntimeError("out of memory")
-
-        def train() -> None:
-            model(torch.ones(2, 6)).sum().backward()
-            optimizer.step()
-            optimizer.synchronize()
-
-        with pytest.raises(RuntimeError) as caught:
-            train()
-        if comm.rank == 0:
-            with contextlib.suppress(RuntimeError):  # of gradients that are in the bucket
-                optimizer.step()
-            with pytest.raises(RuntimeError, match="out of memory"):
-                optimizer.close()
-            with pytest.raises(TransportError, match="cpu has failed: out of memory"):
-                comm.barrier()
-            comm.close()
-        else:
-            with pytest.raises(NetFoldError):
-                optimizer.close()
-        return str(caught.value)
-
-    with loopback_job(2, rail="tcp") as comms:
-        mine, other = on_every_rank(comms, rank)
-    assert mine == "out of memory"
-    assert "cpu has failed: out of memory" in other, other
-
-
-def test_what_is_done_on_a_device_beside_a_collective_ends_the_communicator_too(
-    monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Memory that runs out for a tensor's broadcast, a gradient's bucket, or what narrow lanes leave out."""
-
-    def fails(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("out of memory")
-
-    def broadcast(comm: Communicator) -> None:
-        monkeypatch.setattr(verbs, "device_of", lambda _: LateDevice())
-        monkeypatch.setattr(torch.Tensor, "cpu", fails)
-        verbs.broadcast_parameters([torch.ones(3)], communicator=comm)
-
-    def horovod(comm: Communicator) -> None:
-        model = nn.Linear(2, 1)
-        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), communicator=comm)
-        monkeypatch.setattr(optimizer._gradients, "_whole", fails)
-        model(torch.ones(1, 2)).sum().backward()
-
-    def hook(comm: Communicator) -> None:
-        state = NetfoldState(comm, lane_bits=8)
-        monkeypatch.setattr(residuals_of(state), "of_bucket", fails)
-        state.reduce_bucket(Gradients(torch.ones(4)))  # type: ignore[arg-type]
-
-    for way in (broadcast, horovod, hook):
-        with loopback_job(1) as (comm,):
-            monkeypatch.setattr(comm, "lanes", lambda bits=None, **_: bits or 32)
-            with pytest.raises(RuntimeError, match="out of memory"):
-                way(comm)
-            assert "cpu has failed: out of memory" in str(comm.problem), way
 
 
 @pytest.mark.parametrize("call", ["barrier", "monitored_barrier"])
