@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import re
 import socket
 import subprocess
@@ -74,14 +76,22 @@ def test_a_listener_outlives_the_server_inside_that_died(before: list[str]) -> N
             launcher.kill()
 
 
+def two_free_ports() -> int:
+    """The first of two in a row that nobody has; above those that the kernel gives to connections."""
+    for port in random.sample(range(61000, 65000), 100):
+        with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 1))
+            return port
+    raise AssertionError("no two free ports in a row")
+
+
 @pytest.mark.netns
 def test_the_page_of_a_run_is_reached_from_the_machine_itself(tmp_path: Path) -> None:
     """Outside of the namespaces in which switches, hosts and controller are, at the address that `netfold run` says;
     of two planes, each has its own."""
     done = tmp_path / "done"
-    with socket.socket() as held:  # two ports in a row that nobody has; both are free again at once
-        held.bind(("127.0.0.1", 0))
-        port = min(held.getsockname()[1], 65000)
+    port = two_free_ports()
     command = [*NETFOLD, "run", "--quiet", "--topo", "dual,leafspine,1,0,1", "--metrics", f"127.0.0.1:{port}", "--",
                sys.executable, "-c", WAIT, str(done)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:
