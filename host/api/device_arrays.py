@@ -81,6 +81,8 @@ class DeviceAllreduce:
 
     def __init__(self, group: Carries, array: Any, out: Any = None) -> None:
         try:
+            import torch
+
             from netfold.host.staging.copies import Staging, TensorParts
         except ImportError as error:
             raise ValueError(
@@ -97,14 +99,16 @@ class DeviceAllreduce:
         if out is not None and _shares_elements(into):
             raise ValueError(f"out is of {tuple(into.shape)} with strides {into.stride()}, whose elements share "
                              "memory: expected an array with memory for each")
+        if out is not None and into.is_inference() and not torch.is_inference_mode_enabled():
+            raise ValueError("out is a tensor of torch.inference_mode(), which may not be filled outside of it")
         self._place = into.device
         with ending_with(self._place, group):
             lane = Staging().lane("allreduce", [into])
             if lane is None:
                 raise ValueError("out is on the CPU: expected an array on the device, where the other one is")
             self._result = source.clone() if out is None else into
-            if into.data_ptr() != source.data_ptr():
-                into.copy_(source)
+            if (into.data_ptr(), into.stride()) != (source.data_ptr(), source.stride()):
+                into.copy_(source.clone() if _overlap(into, source) else source)
             self._parts = TensorParts(lane, self._result, whole=True)  # as others give arrays in the host's memory
 
     def __str__(self) -> str:
@@ -183,6 +187,15 @@ def _shares_elements(tensor: torch.Tensor) -> bool:
     import torch
 
     return bool(torch._debug_has_internal_overlap(tensor) == 1)  # else torch finds it when it fills the tensor
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True if some bytes between a tensor's first and last are also the other one's."""
+    spans = []
+    for tensor in (one, other):
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        spans.append((tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()))
+    return bool(max(first for first, _ in spans) < min(end for _, end in spans))
 
 
 def _class_of(array: object) -> str:

@@ -295,13 +295,12 @@ class OperationSequencer:
             self._lock.release()
 
     def fail(self, error: NetFoldError, untold: str = "") -> None:
-        """Prevents further operations, which then raise this error.  Any thread may call it.
+        """Prevents further operations, which then raise this error, or the first one.  Any thread may call it.
 
         untold  the reason, which the other ranks hear when this one leaves, unless an operation has failed before
         """
         if self.broken is None:
-            self.untold = untold
-        self.broken = error
+            self.broken, self.untold = error, untold
 
     def begin_anew(self, me: str, flight: Flight) -> None:
         """Allows operations again after a change of ranks; ``flight`` records them.  Call it inside ``paused``."""

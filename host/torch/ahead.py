@@ -131,7 +131,7 @@ class RunAhead:
             self.error = failed = (
                 error if isinstance(error, NetFoldError) else TransportError(f"{self._comm!r}, {what}: {error}")
             )
-        self._comm.fail(failed)
+        self._comm.fail(failed, "" if failed is error else f"{what}: {error}")
         log.log(
             logging.INFO if self._given_up else logging.ERROR,
             "%r: %s has failed after its caller went on; its tensors, and those of all later operations, hold NaN: "

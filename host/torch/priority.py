@@ -246,6 +246,9 @@ class PriorityOptimizer:
                 "wrap all backward passes but the last in no_sync()"
             )
         assert parameter.grad is not None
+        if parameter.grad.layout != torch.strided:
+            raise ValueError(f"{self._comm!r}: the gradient of a parameter of shape {tuple(parameter.shape)} is "
+                             f"{parameter.grad.layout}: expected a dense one (sparse=False)")
         with ending_with(bucket.flat.device, self._comm):
             bucket.views[place].copy_(parameter.grad)
         parameter.grad = None

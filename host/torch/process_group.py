@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from netfold.host import shared_log
 from netfold.host.api.communicator import Communicator
+from netfold.host.api.device_arrays import ending_with
 from netfold.host.errors import Closed, NetFoldError
 from netfold.host.operation.reduction import ReduceOp
 from netfold.host.staging.device import devices
@@ -193,14 +194,18 @@ class NetfoldGroup(dist.ProcessGroup):
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
         """Done once every rank has called it, after all operations that were started before."""
         del opts, timeout
-        self._reducer.staging.refuse_capture()
+        self._refuse_capture()
         return self._move("barrier", [], self.communicator.barrier)
 
     @started("monitored_barrier")
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
         """gloo's monitored_barrier: rank 0 names ranks that do not come."""
-        self._reducer.staging.refuse_capture()
+        self._refuse_capture()
         self._delegate("monitored_barrier", *args, **kwargs)
+
+    def _refuse_capture(self) -> None:
+        with ending_with("the accelerator", self.communicator, self._reducer.ahead.refuse):
+            self._reducer.staging.refuse_capture()
 
     # ---- messages ----------------------------------------------------------------------------------------------------
     @started("send", counted=False)

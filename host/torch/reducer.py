@@ -117,7 +117,7 @@ class Reducer:
         """
         how: dict[str, Any] = {"op": op, "name": name, "lane_bits": lane_bits, "reproducible": reproducible}
         what = _named(name, op, tensor)
-        with ending_with(tensor.device, self.comm):
+        with ending_with(tensor.device, self.comm, self.ahead.refuse):
             lane = self.staging.lane(name, [tensor])
         kind = self._kind_inside(lane, tensor, op, lane_bits, feedback, reproducible)
         if lane is None and kind is None:
@@ -128,7 +128,7 @@ class Reducer:
         if tensor.layout != torch.strided:
             raise ValueError(f"{what}: the tensor is {tensor.layout}: expected a dense one")
         beside = lane or self._cpu
-        with ending_with(beside.device.place, self.comm):  # which may have no memory left for copies
+        with ending_with(beside.device.place, self.comm, self.ahead.refuse):  # which may have no memory left for copies
             if kind is not None:
                 inside, opener = InsideParts(beside, tensor), Opener(kind, beside, forced=self._inside == "group")
                 return self._run(tensor, what, inside, lambda: self._reduce_inside(inside, opener, how))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,8 +111,41 @@ def test_a_group_of_some_ranks_ends_with_its_device_too(monkeypatch: pytest.Monk
     assert device.left() == (0, 0)
 
 
+@pytest.mark.parametrize("out", [
+    pytest.param(lambda base: base[1:], id="behind it"), pytest.param(lambda base: base[1:].clone(), id="elsewhere"),
+    pytest.param(lambda base: base[:4], id="the array itself"),
+])
+def test_out_may_lie_where_the_array_lies(monkeypatch: pytest.MonkeyPatch, out: Callable[[Any], Any]) -> None:
+    """A part of it, other memory, or all of it: out is the sum of what the array held."""
+    device = LateDevice()
+    monkeypatch.setattr(device_arrays, "as_tensor", lambda array, **_: getattr(array, "held", array))
+
+    def rank(comm: Communicator) -> list[float]:
+        base = torch.arange(5.0) + comm.rank
+        into = Foreign(out(base))
+        comm.allreduce(Foreign(base[:4]), into)  # type: ignore[arg-type]
+        return [float(value) for value in into.held]
+
+    with loopback_job(2) as comms:
+        monkeypatch.setattr(staging, "device_of", None)
+        monkeypatch.setattr(staging.Staging.__init__, "__defaults__", (device.of,))
+        assert on_every_rank(comms, rank) == [[1.0, 3.0, 5.0, 7.0]] * 2
+
+
+def test_a_transposed_out_of_the_same_memory_is_filled_in_its_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins where the array begins, and is the array all the same only where its strides are, too."""
+    device = LateDevice()
+    monkeypatch.setattr(device_arrays, "as_tensor", lambda array, **_: getattr(array, "held", array))
+    with loopback_job(1) as (comm,):
+        monkeypatch.setattr(staging.Staging.__init__, "__defaults__", (device.of,))
+        base = torch.arange(4.0).view(2, 2)
+        comm.allreduce(Foreign(base), Foreign(base.T))  # type: ignore[arg-type]
+        assert base.T.tolist() == [[0.0, 1.0], [2.0, 3.0]]
+
+
 def test_an_array_that_is_refused_fills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``out`` on the CPU, and one whose elements share memory, hold what they held, and the communicator is usable."""
+    """``out`` on the CPU, one whose elements share memory, and one that nobody may fill, hold what they held, and the
+    communicator is usable."""
     device, mine = LateDevice(), Foreign(torch.full((4,), 7.0))
     out, shared = np.zeros(4, np.float32), torch.zeros(1).expand(4)
     monkeypatch.setattr(
@@ -127,6 +161,10 @@ def test_an_array_that_is_refused_fills_nothing(monkeypatch: pytest.MonkeyPatch)
             comm.allreduce(mine, out)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"out is of \(4,\) with strides \(0,\), whose elements share memory"):
             comm.allreduce(mine, Foreign(shared))  # type: ignore[arg-type]
+        with torch.inference_mode():
+            inferred = torch.zeros(4)
+        with pytest.raises(ValueError, match=r"out is a tensor of torch\.inference_mode\(\)"):
+            comm.allreduce(mine, Foreign(inferred))  # type: ignore[arg-type]
         assert out.tolist() == shared.tolist() == [0.0] * 4
         assert comm.problem is None
     assert device.left() == (0, 0)

@@ -20,6 +20,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 from netfold.host.api.communicator import Communicator  # noqa: E402
+from netfold.host.api.device_arrays import ending_with  # noqa: E402
 from netfold.host.errors import NetFoldError, TransportError  # noqa: E402
 from netfold.host.staging.copies import Staging  # noqa: E402
 from netfold.host.torch import priority, reducer, verbs  # noqa: E402
@@ -62,6 +63,9 @@ def test_a_device_without_memory_for_copies_ends_the_communicator(
             reducer_of(group).staging = Staging(lambda _: None)
             with pytest.raises(TransportError, match="cpu has failed: out of memory"):
                 call(group, torch.full((8,), 100.0)).wait()
+            for later in AT_THE_CALL.values():
+                with pytest.raises(TransportError, match="cpu has failed: out of memory"):
+                    later(group, torch.ones(8)).wait()
             group.shutdown()
             return ""
         with pytest.raises(RuntimeError) as caught:
@@ -75,6 +79,15 @@ def test_a_device_without_memory_for_copies_ends_the_communicator(
     assert "cpu has failed: out of memory" in str(other) or name in ("by gloo", "send"), other
 
 
+def test_a_device_that_fails_leaves_an_earlier_reason() -> None:
+    """A communicator that the program gave up stays given up: no change of ranks makes it usable."""
+    with loopback_job(1) as (comm,):
+        comm.abort("enough")
+        with pytest.raises(RuntimeError, match="out of memory"), ending_with("cpu", comm):
+            out_of_memory(1)
+        assert "enough" in str(comm.problem)
+
+
 def test_a_sparse_tensor_on_a_device_is_refused_and_nothing_ends() -> None:
     """The reducer names the layout that it does not take, and the communicator is usable."""
     with loopback_job(1) as (comm,):
@@ -83,6 +96,17 @@ def test_a_sparse_tensor_on_a_device_is_refused_and_nothing_ends() -> None:
             made.allreduce(torch.ones(3).to_sparse(), "sum")
         assert comm.problem is None
         made.close()
+
+
+def test_a_sparse_gradient_is_refused_and_nothing_ends() -> None:
+    """PriorityOptimizer names the layout, as buckets are dense."""
+    with loopback_job(1) as (comm,):
+        model = nn.Embedding(4, 3, sparse=True)
+        optimizer = PriorityOptimizer(torch.optim.SGD(model.parameters(), 0.1), model, comm)
+        with pytest.raises(ValueError, match=r"shape \(4, 3\) is torch.sparse_coo: expected a dense one"):
+            model(torch.tensor([1])).sum().backward()
+        assert comm.problem is None
+        optimizer.close()
 
 
 @pytest.mark.parametrize("when", ["at the call", "in its turn"])
@@ -131,7 +155,8 @@ def test_a_priority_optimizer_whose_device_fails_ends_the_communicator(
 def test_what_is_done_on_a_device_beside_a_collective_ends_the_communicator_too(
     monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory that runs out for a tensor's broadcast, a gradient's bucket, or what narrow lanes leave out."""
+    """Memory that runs out for a tensor's broadcast, a gradient's bucket, what narrow lanes leave out, an optimizer's
+    state, or a device that cannot say whether it captures."""
 
     def fails(*_: Any, **__: Any) -> Any:
         raise RuntimeError("out of memory")
@@ -152,9 +177,21 @@ def test_what_is_done_on_a_device_beside_a_collective_ends_the_communicator_too(
         monkeypatch.setattr(residuals_of(state), "of_bucket", fails)
         state.reduce_bucket(Gradients(torch.ones(4)))  # type: ignore[arg-type]
 
-    for way in (broadcast, horovod, hook):
+    def state(comm: Communicator) -> None:
+        monkeypatch.setattr(torch, "save", fails)
+        verbs.broadcast_optimizer_state(torch.optim.SGD([torch.ones(3)], 0.1), communicator=comm)
+
+    def barrier(comm: Communicator) -> None:
+        group = NetfoldGroup(dist.HashStore(), comm, timedelta(seconds=20))
+        reducer_of(group).staging = Staging(fails)
+        try:
+            group.barrier()
+        finally:
+            group.shutdown()
+
+    for way in (broadcast, horovod, hook, state, barrier):
         with loopback_job(1) as (comm,):
             monkeypatch.setattr(comm, "lanes", lambda bits=None, **_: bits or 32)
             with pytest.raises(RuntimeError, match="out of memory"):
                 way(comm)
-            assert "cpu has failed: out of memory" in str(comm.problem), way
+            assert "has failed: out of memory" in str(comm.problem), way
