@@ -283,7 +283,7 @@ def device_of(tensor: torch.Tensor) -> Device | None:
 
 
 def _too_old(before: str) -> str:
-    """What a refusal says where torch is too old for accelerators; else nothing."""
+    """The reason of a refusal if torch is too old for accelerators; else nothing."""
     if hasattr(torch, "accelerator"):
         return ""
     return f"{before}tensors on an accelerator need torch 2.6 or newer, and this is {torch.__version__}"

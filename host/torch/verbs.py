@@ -55,7 +55,7 @@ def broadcast_optimizer_state(
     data = b""
     if comm.rank == root_rank:
         file = io.BytesIO()
-        with ending_with("the device of the optimizer's state", comm):
+        with ending_with("saving the optimizer's state", comm):
             torch.save(optimizer.state_dict(), file)
         data = file.getvalue()
     size = comm.broadcast(np.array([len(data)], np.int64), root=root_rank)[0]

@@ -95,7 +95,7 @@ def test_a_device_that_is_not_there_is_refused_as_one_that_cannot_wait(monkeypat
 
 
 def test_the_threads_own_device_and_streams_are_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the device's module has no contexts, torch.accelerator sets the stream, and sets both back at the end."""
+    """torch.accelerator sets device and stream if the device's module has no contexts, and sets both back."""
     current, at = {0: "a", 1: "b"}, 0
 
     def choose(stream: Any) -> None:

@@ -171,7 +171,7 @@ def test_an_array_that_is_refused_fills_nothing(monkeypatch: pytest.MonkeyPatch)
 
 
 class DeviceLostError(RuntimeError):
-    """As the libraries' own errors of devices."""
+    """An error of a device, of a class that its library has for them."""
 
 
 @pytest.mark.parametrize(("error", "raised"), [(RuntimeError, ValueError), (DeviceLostError, DeviceLostError)])

@@ -25,7 +25,7 @@ SETTINGS: Final = {"NETFOLD_CONTROLLER": "store", "NETFOLD_ADDRESS": "127.0.0.1"
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank of rank_torch_private.py found, in a fork of a process that has imported torch alone."""
+    """The findings of each rank of rank_torch_private.py, in a fork of a process that has imported torch alone."""
     store = tmp_path_factory.mktemp("private") / "store"
     kept = {name: value for name, value in support.environment().items() if not name.startswith("NETFOLD_")} | SETTINGS
     with contextlib.closing(Forks("torch.distributed", environment=kept)) as forks, contextlib.ExitStack() as files:

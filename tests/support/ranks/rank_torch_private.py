@@ -38,7 +38,7 @@ def refusal(call: Callable[[], object]) -> str:
 
 
 def accelerator() -> dict[str, Any]:
-    """What torch.accelerator does for a device whose module has no streams."""
+    """torch.accelerator's functions for a device whose module has no streams."""
     device, worked = Accelerator(place), on_device(0.0)
     device.enqueue(device.stream(), lambda: worked.add_(2))
     with device.on(device.stream()):

@@ -5,8 +5,8 @@
  *   in one thread   received 1, handled 1, received 2, handled 2, ..., sent 1 and 2
  *   overlapping     received 3 | handled 2 | sent 1        side by side, then the next batch: 4 | 3 | 2
  *
- * Where stages overlap, other threads receive and send, which mostly is the kernel's work; the caller's handles all
- * packets, so that a program's state has one user.
+ * The caller's thread handles all packets in both cases, so that a program's state has one user.  Other threads receive
+ * and send if stages overlap, which mostly is the kernel's work.
  */
 #ifndef SS_STAGES_H
 #define SS_STAGES_H
